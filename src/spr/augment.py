@@ -1,0 +1,41 @@
+"""Owns how stored frames become what the networks see: stacking, shift and intensity, pure functions of their draws.
+
+Leading dimensions are free: [B, ...] for one agent, [S, B, ...] for a fleet.
+"""
+
+import torch
+from torch import Tensor
+
+from spr.config import SIDE, STACK
+
+
+def observations(
+    frames: Tensor, offsets: Tensor, visible: Tensor, shift: Tensor, factor: Tensor, largest_shift: int
+) -> Tensor:
+    """Stack, shift and scale frames in one pass over the pixels.
+
+    frames [..., B, L, 84, 84] uint8, consecutive in time; offsets [O], the position of each observation's oldest frame;
+    visible [..., B, O, 4], zero for frames of an earlier episode; shift [..., B, O, 2] in pixels, down and right;
+    factor [..., B, O], brightness. Returns [..., O, B, 4, 84, 84] in factor's dtype, where 1 is white: time comes
+    before the batch so that the networks take their slices without copying.
+    """
+    *lead, batch, length = frames.shape[:-2]
+    device = frames.device
+    pixels = torch.arange(SIDE, device=device)
+    sequence = torch.arange(frames.shape[:-3].numel(), device=device).view(*lead, 1, batch, 1) * length
+    frame = sequence + offsets[:, None, None] + torch.arange(STACK, device=device)  # [..., O, B, 4]
+    down, right = shift.transpose(-3, -2).unbind(-1)  # [..., O, B]
+    rows = (pixels + down[..., None]).clamp(0, SIDE - 1)  # [..., O, B, 84], clamping replicates the edge
+    row_of = frame[..., None] * SIDE + rows[..., None, :]  # [..., O, B, 4, 84]
+
+    # Whole rows are copied from a copy of the frames that is padded sideways by the largest shift: a row that starts
+    # further left or right is a shifted one. On a CPU this is twenty times faster than indexing single pixels.
+    flat = frames.reshape(-1, SIDE)
+    left, end = flat[:, :1].expand(-1, largest_shift), flat[:, -1:].expand(-1, largest_shift)
+    wide = torch.cat([left, flat, end], 1)
+    start = row_of * wide.shape[1] + (largest_shift + right[..., None, None])
+    stacked = wide.view(-1).unfold(0, SIDE, 1).index_select(0, start.reshape(-1))
+    stacked = stacked.view(*lead, offsets.numel(), batch, STACK, SIDE, SIDE)
+    brightness = (visible * (factor / 255)[..., None]).transpose(-3, -2)  # [..., O, B, 4]
+    # Converted first and scaled in place: a mixed product would hold the floating-point pixels twice.
+    return stacked.to(factor.dtype).mul_(brightness[..., None, None])

@@ -1,0 +1,81 @@
+"""Owns what a person sees while long work runs: a live bar in a terminal, plain lines in a pipe; and a clean Ctrl-C."""
+
+import signal
+import time
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+_PLAIN_EVERY = 15.0  # seconds between lines where no bar can be drawn
+
+
+class Bar:
+    """Progress of one piece of work, with its rate, the time left and a free text of recent figures."""
+
+    def __init__(self, console: Console, title: str, total: int, unit: str) -> None:
+        """Start at nothing done."""
+        self._console, self._title, self._total, self._unit = console, title, total, unit
+        self._begin = self._said = time.monotonic()
+        self._live = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._live.add_task(title, total=total, rate="", figures="")
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, done: int, figures: str = "") -> None:
+        """Say how much is done."""
+        now = time.monotonic()
+        rate = done / max(now - self._begin, 1e-9)
+        self._live.update(self._task, completed=done, rate=f"{rate:,.1f} {self._unit}/s", figures=figures)
+        if not self._console.is_terminal and (now - self._said > _PLAIN_EVERY or done == self._total):
+            self._said = now
+            left = (self._total - done) / max(rate, 1e-9)
+            self._console.print(
+                f"{self._title}: {done:,}/{self._total:,}, {rate:,.1f} {self._unit}/s, {_clock(left)} left  {figures}",
+                soft_wrap=True,
+                highlight=False,
+            )
+
+
+class StopRequest:
+    """Turns the first Ctrl-C (or SIGTERM) into a wish that the loop can grant between two steps; a second one kills."""
+
+    def __init__(self) -> None:
+        """Nobody has asked yet."""
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, *_: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

@@ -1,0 +1,254 @@
+"""Owns the games: vectors of environments that all speak one language, with the protocol each is played by.
+
+An environment gives its newest frame (84x84 gray, uint8), the raw reward, and how things ended: `terminal` ends an
+episode for learning (a lost life or the game's end), `truncated` is the time limit, `game_over` says that a new game
+has begun, whose first frame is the one given. N environments step together.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium
+import numpy as np
+import torch
+import torch.nn.functional as F
+from ale_py import roms
+from ale_py.vector_env import AtariVectorEnv
+from numpy.typing import NDArray
+
+from spr.config import SIDE
+from spr.errors import UserError, did_you_mean
+from spr.games import game_names
+
+Frames = NDArray[np.uint8]  # [N, 84, 84]
+Flags = NDArray[np.bool_]  # [N]
+
+
+class Step(NamedTuple):
+    """What one step of N environments gives."""
+
+    frame: Frames  # [N, 84, 84] of the next observation; of the next game, where one ended
+    reward: NDArray[np.float32]  # [N] raw
+    terminal: Flags  # [N] a life was lost or the game ended
+    truncated: Flags  # [N] the time limit was reached
+    game_over: Flags  # [N] the game ended by either
+
+
+class Envs(Protocol):
+    """N environments of one game, stepped together."""
+
+    actions: int
+    protocol: dict[str, Any]
+
+    def reset(self, seeds: Sequence[int]) -> Frames:
+        """Start a game in each environment from its own seed."""
+
+    def step(self, action: NDArray[np.int64]) -> Step:
+        """Take one action in each environment; ended games start anew at once."""
+
+    def close(self) -> None:
+        """Release what the environments hold."""
+
+
+def known_games() -> list[str]:
+    """Return every game that needs nothing but this package: catch, the 26, and ale-py's other ROMs."""
+    return ["catch", *game_names(), *sorted(set(roms.get_all_rom_ids()) - set(game_names()))]
+
+
+def make(game: str, count: int) -> Envs:
+    """Make environments of a game: 'catch', an Atari game such as 'ms_pacman', or any Gymnasium id with images."""
+    if game == "catch":
+        return Catch(count)
+    if game in known_games() or game in game_names():
+        return Atari(game, count)
+    if game != game.lower() or ":" in game or "/" in game:  # Gymnasium's ids are in capitals: Pong-v5, module:Id-v0
+        return Gymnasium(game, count)
+    hint = did_you_mean(game, known_games()) or "; 'spr doctor' lists them, and any Gymnasium id works too"
+    raise UserError(f"unknown game '{game}'{hint}")
+
+
+def rom_problem(game: str) -> str | None:
+    """Return what is wrong with the ROM of an Atari game, or None if it is there and sound."""
+    try:
+        return None if roms.get_rom_path(game) else "ale-py does not know it"
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        return f"{reason}; reinstall ale-py 0.12.1, whose wheel carries the ROMs, and unset ALE_ROMS_DIR"
+
+
+def seeds_for(seed: int, purpose: str, count: int) -> list[int]:
+    """Derive independent seeds of environments from an agent's seed: one list for each purpose."""
+    sequence = np.random.SeedSequence([seed, *purpose.encode()])
+    return [int(word) >> 1 for word in sequence.generate_state(count)]  # emulators want 31 bits
+
+
+class Atari:
+    """The Atari 100k protocol, by ale-py's C++ vector environment."""
+
+    def __init__(self, game: str, count: int) -> None:
+        """Load the ROM `count` times; a missing one is refused by name."""
+        if (problem := rom_problem(game)) is not None:
+            raise UserError(f"the ROM of '{game}' can't be used: {problem}")
+        settings: dict[str, Any] = {
+            "max_num_frames_per_episode": 108_000,
+            "repeat_action_probability": 0.0,
+            "full_action_space": False,
+            "img_height": SIDE,
+            "img_width": SIDE,
+            "grayscale": True,
+            "frameskip": 4,
+            "maxpool": True,
+            "noop_max": 30,
+            "use_fire_reset": False,
+            "reward_clipping": False,
+            # A lost life is reported without resetting the game; `episodic_life` would reset it.
+            "episodic_life": False,
+            "life_loss_info": True,
+        }
+        self._env = AtariVectorEnv(game, count, stack_num=1, autoreset_mode="SameStep", **settings)
+        self.actions = len(self._env.ale.get_action_set())
+        self.protocol = {"name": "atari-100k", "version": 1, "interpolation": "area", **settings}
+        self._lives = np.zeros(count, np.int32)
+
+    def reset(self, seeds: Sequence[int]) -> Frames:
+        """Start every game, after up to 30 random no-ops."""
+        frames, info = self._env.reset(seed=np.asarray(seeds))
+        self._lives = info["lives"].copy()
+        return np.ascontiguousarray(frames[:, 0])
+
+    def step(self, action: NDArray[np.int64]) -> Step:
+        """Repeat the actions for four frames."""
+        frames, reward, terminal, truncated, info = self._env.step(action)
+        # Ended with fewer lives than before: a life was lost and the game goes on. A game that ended has begun anew.
+        lost_life = terminal & (info["lives"] < self._lives)
+        self._lives = info["lives"].copy()
+        game_over = (terminal & ~lost_life) | truncated
+        return Step(
+            np.ascontiguousarray(frames[:, 0]), reward.astype(np.float32), terminal.copy(), truncated.copy(), game_over
+        )
+
+    def close(self) -> None:
+        """Stop the emulator's threads."""
+        self._env.close()
+
+
+class Gymnasium:
+    """Any registered Gymnasium environment with image observations and discrete actions."""
+
+    def __init__(self, game: str, count: int) -> None:
+        """Make the environments one by one; what can't be played is refused with the reason."""
+        try:
+            self._envs: list[gymnasium.Env[Any, Any]] = [gymnasium.make(game) for _ in range(count)]
+        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"can't make the environment '{game}': {reason}") from error
+        space, images = self._envs[0].action_space, self._envs[0].observation_space
+        if not isinstance(space, gymnasium.spaces.Discrete):
+            raise UserError(f"'{game}' has actions of type {type(space).__name__}; they must be Discrete")
+        if not _is_image(images):
+            shapes = "(height, width) or (height, width, 1 or 3)"
+            raise UserError(f"'{game}' observes {images}; images are needed: uint8, of shape {shapes}")
+        self.actions = int(space.n)
+        self.protocol = {"name": "gymnasium", "version": 1, "id": game, "resize": "area to 84x84 gray"}
+        self._offset = int(space.start)
+
+    def reset(self, seeds: Sequence[int]) -> Frames:
+        """Start every game from its own seed."""
+        return np.stack([to_frame(env.reset(seed=seed)[0]) for env, seed in zip(self._envs, seeds, strict=True)])
+
+    def step(self, action: NDArray[np.int64]) -> Step:
+        """Step one environment after the other."""
+        count = len(self._envs)
+        frames = np.empty((count, SIDE, SIDE), np.uint8)
+        reward = np.zeros(count, np.float32)
+        terminal, truncated = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        for i, env in enumerate(self._envs):
+            image, gained, terminal[i], truncated[i], _ = env.step(int(action[i]) + self._offset)
+            reward[i] = float(gained)
+            frames[i] = to_frame(env.reset()[0] if terminal[i] or truncated[i] else image)
+        return Step(frames, reward, terminal, truncated & ~terminal, terminal | truncated)
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self._envs:
+            env.close()
+
+
+def to_frame(image: NDArray[np.uint8]) -> Frames:
+    """Turn an image of any size, gray or colour, into an 84x84 gray frame by averaging areas."""
+    pixels = torch.from_numpy(np.ascontiguousarray(image)).float()
+    if pixels.dim() == 3:
+        # ITU-R 601 luma, the weights that ale-py and OpenCV use for gray.
+        pixels = pixels @ torch.tensor([0.299, 0.587, 0.114]) if pixels.shape[2] == 3 else pixels[..., 0]
+    if pixels.shape != (SIDE, SIDE):
+        pixels = F.interpolate(pixels[None, None], size=(SIDE, SIDE), mode="area")[0, 0]
+    frame: Frames = pixels.round().clamp(0, 255).to(torch.uint8).numpy()
+    return frame
+
+
+def _is_image(space: gymnasium.Space[Any]) -> bool:
+    if not isinstance(space, gymnasium.spaces.Box) or space.dtype != np.uint8:
+        return False
+    return len(space.shape) == 2 or (len(space.shape) == 3 and space.shape[2] in (1, 3))
+
+
+class Catch:
+    """The built-in game: ten balls fall, one after another, down a grid of 7x7 cells; move the paddle under each.
+
+    Three actions (left, stay, right). A caught ball scores 1. Each ball is a life: its landing ends an episode for
+    learning while the game goes on, and the tenth ends the game. A random agent catches about one in seven.
+    """
+
+    CELLS, CELL, BALLS = 7, SIDE // 7, 10
+
+    def __init__(self, count: int) -> None:
+        """Set `count` tables."""
+        self.actions = 3
+        self.protocol = {"name": "catch", "version": 1, "balls": self.BALLS}
+        self._count = count
+        self._random: list[np.random.Generator] = []
+        self._paddle = np.zeros(count, np.int64)
+        self._column = np.zeros(count, np.int64)
+        self._row = np.zeros(count, np.int64)
+        self._played = np.zeros(count, np.int64)
+
+    def reset(self, seeds: Sequence[int]) -> Frames:
+        """Start every game from its own seed."""
+        self._random = [np.random.default_rng(seed) for seed in seeds]
+        for i in range(self._count):
+            self._new_game(i)
+        return self._draw()
+
+    def step(self, action: NDArray[np.int64]) -> Step:
+        """Move the paddles, let the balls fall one cell, and judge those that reach the bottom."""
+        self._paddle = np.clip(self._paddle + np.asarray(action) - 1, 0, self.CELLS - 1)
+        self._row += 1
+        landed = self._row == self.CELLS - 1
+        caught = landed & (self._paddle == self._column)
+        self._played += landed
+        game_over = self._played == self.BALLS
+        for i in np.flatnonzero(landed).tolist():
+            if game_over[i]:
+                self._new_game(i)
+            else:
+                self._drop(i)
+        return Step(self._draw(), caught.astype(np.float32), landed, np.zeros_like(landed), game_over)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _new_game(self, i: int) -> None:
+        self._played[i] = 0
+        self._paddle[i] = self._random[i].integers(self.CELLS)
+        self._drop(i)
+
+    def _drop(self, i: int) -> None:
+        self._row[i] = 0
+        self._column[i] = self._random[i].integers(self.CELLS)
+
+    def _draw(self) -> Frames:
+        cells = np.zeros((self._count, self.CELLS, self.CELLS), np.uint8)
+        tables = np.arange(self._count)
+        cells[tables, self.CELLS - 1, self._paddle] = 160
+        cells[tables, self._row, self._column] = 255
+        return cells.repeat(self.CELL, 1).repeat(self.CELL, 2)

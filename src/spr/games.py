@@ -1,0 +1,37 @@
+"""Owns the 26 games of Atari 100k: their names, published reference scores, and how a score is normalised."""
+
+import csv
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+from spr.errors import UserError
+
+
+@cache
+def reference_table(name: str) -> tuple[Mapping[str, str], ...]:
+    """Return the rows of one of the package's reference files, such as 'atari100k_scores'."""
+    text = files("spr").joinpath("data", f"{name}.csv").read_text(encoding="utf-8")
+    return tuple(csv.DictReader(text.splitlines()))
+
+
+@cache
+def reference_scores(column: str) -> Mapping[str, float]:
+    """Return the published score of every game for a column: random, human, dqn_50m, or a method's name."""
+    rows = reference_table("atari100k_scores")
+    if column == "game" or column not in rows[0]:
+        raise UserError(f"no reference scores for '{column}'; there are {', '.join(list(rows[0])[1:])}")
+    return {row["game"]: float(row[column]) for row in rows}
+
+
+def game_names() -> tuple[str, ...]:
+    """Return the 26 games, in the paper's order."""
+    return tuple(reference_scores("random"))
+
+
+def normalised(game: str, score: float, by: str = "human") -> float | None:
+    """Return (score - random) / (reference - random); None for a game outside the 26."""
+    if game not in reference_scores("random"):
+        return None
+    random = reference_scores("random")[game]
+    return (score - random) / (reference_scores(by)[game] - random)

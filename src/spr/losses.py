@@ -1,0 +1,138 @@
+"""Owns the objective of one agent: what the paper calls L_RL and L_SPR, from a batch of sequences to losses per sample.
+
+Single-agent and pure. Shapes: B batch, K depth, O = K + 2 observations (bootstrap last), A actions, Z atoms.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from spr.draws import Draws
+from spr.networks import Networks, expected_value, scale_gradient
+from spr.replay import Batch
+
+_NORM_FLOOR = 1e-3
+_PROBABILITY_FLOOR = 1e-6
+
+
+class Terms(NamedTuple):
+    """What the objective gives for each sequence of a batch."""
+
+    losses: dict[str, Tensor]  # [B] each, one per weight of the configuration
+    kl: Tensor  # [B] divergence of prediction from target: the new priority, before its exponent
+    watched: dict[str, Tensor]  # scalars to look at while training
+
+
+def project_distribution(atoms: Tensor, probabilities: Tensor, support: Tensor) -> Tensor:
+    """Project distributions on moved atoms [B, Z] onto the fixed support [Z] (Bellemare et al. 2017, equation 7).
+
+    Written as a sum of triangular kernels: an atom shares its mass between its two neighbours by distance.
+    """
+    spacing = support[1] - support[0]
+    clipped = atoms.clamp(support[0], support[-1])
+    share = (1 - (clipped[:, None, :] - support[None, :, None]).abs() / spacing).clamp(0, 1)  # [B, Z, Z]
+    return (share * probabilities[:, None, :]).sum(-1)
+
+
+def cross_entropy(target: Tensor, logits: Tensor) -> Tensor:
+    """Return - sum over atoms of target * log softmax(logits), [B]."""
+    return -(target * logits.log_softmax(-1)).sum(-1)
+
+
+def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
+    """Return KL(target || softmax(logits)), [B], with the target clamped so that its logarithm exists."""
+    floored = target.clamp(_PROBABILITY_FLOOR, 1)
+    return (floored * (floored.log() - logits.log_softmax(-1))).sum(-1)
+
+
+def cosine(x: Tensor, y: Tensor) -> Tensor:
+    """Return the cosine of the angle between vectors [..., D], their norms clamped from below."""
+    return (unit(x) * unit(y)).sum(-1)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Scale vectors [..., D] to length 1; shorter than the floor they stay shorter."""
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / length.clamp(min=_NORM_FLOOR)
+
+
+def spread(x: Tensor) -> Tensor:
+    """Return 1 - |mean of unit vectors|^2 over [B, D]: 0 when all point one way, that is when they have collapsed."""
+    return 1 - unit(x).mean(0).square().sum()
+
+
+class Objective(nn.Module):
+    """The losses of one agent, with its online networks and the target encoder and projection."""
+
+    def __init__(self, online: Networks, target: Networks, losses: frozenset[str]) -> None:
+        super().__init__()
+        self.online = online
+        self.target = target
+        self.names = losses
+
+    def forward(self, batch: Batch, obs: Tensor, draws: Draws) -> Terms:
+        """Return the losses for observations [O, B, 4, 84, 84] of a batch."""
+        keep = draws.keep
+        z = self.online.encoder(obs[0], _masks(keep, slice(0, 1)))
+        rl, kl, value = self._rl(z, batch, obs[-1], draws)
+        losses, watched = {"rl": rl}, {"value": value}
+        if "spr" in self.names:
+            spr, seen = self._spr(z, batch, obs[1:-1], keep)
+            losses["spr"] = spr
+            watched |= seen
+        return Terms(losses, kl, watched)
+
+    def _rl(self, z: Tensor, batch: Batch, bootstrap: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
+        """n-step double categorical Q-learning (Bellemare et al. 2017; van Hasselt et al. 2016)."""
+        online, support = self.online, self.online.support.to(z.dtype)
+        with torch.no_grad():
+            z_n = online.encoder(bootstrap, _masks(draws.keep, slice(-1, None))).flatten(1)
+            best = expected_value(online.head(z_n, draws.online).softmax(-1), support).argmax(-1)  # [B]
+            # The target network is the online one (update period 1) under noise of its own.
+            next_p = take(online.head(z_n, draws.target), best).softmax(-1)
+            atoms = batch.returns[:, None] + batch.discount[:, None] * support
+            target = project_distribution(atoms, next_p, support)
+        # Dueling networks' convention: two streams flow back into the encoder, so each counts 1/sqrt(2).
+        logits = online.head(scale_gradient(z.flatten(1), 1 / math.sqrt(2)), draws.online)
+        chosen = take(logits, batch.actions[:, 0])
+        value = expected_value(chosen.detach().softmax(-1), support).mean()
+        return cross_entropy(target, chosen), kl_divergence(target, chosen.detach()), value
+
+    def _spr(
+        self, z: Tensor, batch: Batch, future: Tensor, keep: tuple[Tensor, ...]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Predict the target projections of the next K states by rolling the transition model forward."""
+        depth, rows = future.shape[:2]
+        with torch.no_grad():
+            z_future = self.target.encoder(future.flatten(0, 1), _masks(keep, slice(1, -1)))
+            y_target = self.target.head.project(z_future.flatten(1)).view(depth, rows, -1)
+        predicted = []
+        for k in range(depth):
+            z = self.online.transition(z, batch.actions[:, k])
+            predicted.append(z.flatten(1))
+        y = self.online.predictor(self.online.head.project(torch.cat(predicted)))  # [K * B, D]
+        similarity = cosine(y.view(depth, rows, -1), y_target).T  # [B, K]
+        watched = {
+            "cosine": ((similarity * batch.mask).sum() / batch.mask.sum().clamp(min=1)).detach(),
+            "spread": spread(y_target[0]),
+        }
+        return -(similarity * batch.mask).sum(-1), watched
+
+
+def take(logits: Tensor, action: Tensor) -> Tensor:
+    """Return the distribution [B, Z] of the given actions [B] from all actions' [B, A, Z]."""
+    return logits.gather(1, action[:, None, None].expand(-1, 1, logits.shape[-1])).squeeze(1)
+
+
+def _masks(keep: tuple[Tensor, ...], which: slice) -> tuple[Tensor, ...]:
+    """Select the dropout masks [O, B, C, H, W] of some observations, flattened to the encoder's batch."""
+    return tuple(mask[which].flatten(0, 1) for mask in keep)
+
+
+def importance_weighted(losses: dict[str, Tensor], weights: dict[str, float], importance: Tensor) -> Tensor:
+    """Return the scalar to minimise: mean over the batch of importance * sum of weighted losses."""
+    if losses.keys() != weights.keys():
+        raise KeyError(f"losses {sorted(losses)} do not match their weights {sorted(weights)}")
+    return (importance * sum(weights[name] * loss for name, loss in losses.items())).mean()

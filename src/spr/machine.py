@@ -1,0 +1,37 @@
+"""Owns what this machine offers: the device to run on, its name and its free memory."""
+
+from pathlib import Path
+
+import torch
+
+from spr.errors import UserError
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def choose_device(name: str) -> torch.device:
+    """Turn auto, cpu or cuda into a device that is really there."""
+    if name not in DEVICES:
+        raise UserError(f"unknown device '{name}'; there are {', '.join(DEVICES)}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("no CUDA GPU can be used here: 'spr doctor' says what there is; --device cpu works everywhere")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def device_name(device: torch.device) -> str:
+    """Return a device's name for people and for result.json."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {torch.get_num_threads()} threads"
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that can still be taken on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise UserError("can't read the free memory of this machine from /proc/meminfo")

@@ -1,0 +1,183 @@
+"""Owns the networks of one agent: encoder, transition model, noisy dueling Q-head with its projection, predictor.
+
+Written for a single agent, as in the paper (Schwarzer et al. 2021, section 2); nothing here knows that fleets exist.
+Everything random (network noise, dropout masks) is an argument. Shapes: B batch, A actions, Z atoms.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spr.config import STACK, NetworkConfig
+
+LATENT = (64, 7, 7)
+LATENT_SIZE = math.prod(LATENT)
+DROPOUT_SHAPES = ((32, 20, 20), (64, 9, 9), LATENT)  # the encoder's activations, one mask each
+
+
+class LayerNoise(NamedTuple):
+    """Standard normal draws for one noisy layer, before the signed square root."""
+
+    input: Tensor  # [in]
+    output: Tensor  # [out]
+
+
+class HeadNoise(NamedTuple):
+    """One draw of the whole Q-head's noise."""
+
+    value_hidden: LayerNoise | None
+    value_out: LayerNoise | None
+    advantage_hidden: LayerNoise | None
+    advantage_out: LayerNoise | None
+
+
+NO_NOISE = HeadNoise(None, None, None, None)
+
+
+def head_sizes(config: NetworkConfig, actions: int) -> HeadNoise:
+    """Return (inputs, outputs) of each noisy layer, as empty tensors in the form of its noise."""
+
+    def layer(inputs: int, outputs: int) -> LayerNoise:
+        return LayerNoise(torch.empty(inputs, device="meta"), torch.empty(outputs, device="meta"))
+
+    hidden, atoms = config.hidden, config.atoms
+    return HeadNoise(
+        layer(LATENT_SIZE, hidden), layer(hidden, atoms), layer(LATENT_SIZE, hidden), layer(hidden, actions * atoms)
+    )
+
+
+def renormalise(x: Tensor) -> Tensor:
+    """Scale each sample of [B, ...] to [0, 1] over all its values; always in float32 or wider."""
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    flat = wide.flatten(1)
+    low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
+    return ((flat - low) / (high - low).clamp(min=1e-5)).view(x.shape)
+
+
+def scale_gradient(x: Tensor, factor: float) -> Tensor:
+    """Return x unchanged, with its gradient multiplied by factor."""
+    return x * factor + x.detach() * (1 - factor)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return x @ weight.T + bias, as F.linear does, but such that the gradient of the weight needs no transposing.
+
+    Under vmap F.linear gives that gradient transposed, and laying it out again costs more than computing it.
+    """
+    return (weight @ x.mT).mT + bias
+
+
+class Encoder(nn.Module):
+    """f: observations [B, 4, 84, 84] in [0, 1] (augmentation may exceed it) -> latents [B, 64, 7, 7] in [0, 1]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(STACK, 32, 8, stride=4)
+        self.conv2 = nn.Conv2d(32, 64, 4, stride=2)
+        self.conv3 = nn.Conv2d(64, 64, 3)
+
+    def forward(self, x: Tensor, keep: tuple[Tensor, ...] = ()) -> Tensor:
+        """Encode; with dropout on, `keep` holds a mask per layer: 0, or 1 / (1 - p)."""
+        for i, conv in enumerate((self.conv1, self.conv2, self.conv3)):
+            x = F.relu(conv(x))
+            if keep:
+                x = x * keep[i]
+        return renormalise(x)
+
+
+class TransitionModel(nn.Module):
+    """h: (latents [B, 64, 7, 7], actions [B]) -> predicted next latents [B, 64, 7, 7]."""
+
+    def __init__(self, actions: int) -> None:
+        super().__init__()
+        self.actions = actions
+        self.conv1 = nn.Conv2d(LATENT[0] + actions, LATENT[0], 3, padding=1)
+        self.bn = nn.BatchNorm2d(LATENT[0], track_running_stats=False)
+        self.conv2 = nn.Conv2d(LATENT[0], LATENT[0], 3, padding=1)
+
+    def forward(self, z: Tensor, action: Tensor) -> Tensor:
+        """Predict one step; the action is appended as one constant plane per possible action."""
+        # Comparing with a range, not F.one_hot: that one reads the data on the host, which no graph can capture.
+        one_hot = action[:, None] == torch.arange(self.actions, device=action.device)
+        planes = one_hot.to(z.dtype)[:, :, None, None].expand(-1, -1, *LATENT[1:])
+        x = self.bn(F.relu(self.conv1(torch.cat([z, planes], 1))))
+        return renormalise(F.relu(self.conv2(x)))
+
+
+class NoisyLinear(nn.Module):
+    """Linear layer with factorised Gaussian noise (Fortunato et al. 2018); without noise, its mean alone."""
+
+    def __init__(self, inputs: int, outputs: int, sigma: float) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(outputs, inputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound))
+        self.weight_sigma = nn.Parameter(torch.full((outputs, inputs), sigma / math.sqrt(inputs)))
+        self.bias_sigma = nn.Parameter(torch.full((outputs,), sigma / math.sqrt(outputs)))
+
+    def forward(self, x: Tensor, noise: LayerNoise | None = None) -> Tensor:
+        """Map [B, in] to [B, out].
+
+        The noisy weight mean + sigma * outer(e_out, e_in) is never formed: its product with x is the mean's plus
+        e_out * (sigma @ (e_in * x)), which spares a pass over the largest matrices of the agent.
+        """
+        mean = linear(x, self.weight, self.bias)
+        if noise is None:
+            return mean
+        e_in, e_out = (e.sign() * e.abs().sqrt() for e in noise)
+        return mean + e_out * linear(x * e_in, self.weight_sigma, self.bias_sigma)
+
+
+class QHead(nn.Module):
+    """Dueling categorical head: flat latents [B, 3136] -> logits [B, A, Z]; its hidden layers are the projection g."""
+
+    def __init__(self, config: NetworkConfig, actions: int) -> None:
+        super().__init__()
+        self.actions, self.atoms = actions, config.atoms
+        self.value_hidden = NoisyLinear(LATENT_SIZE, config.hidden, config.noise)
+        self.value_out = NoisyLinear(config.hidden, config.atoms, config.noise)
+        self.advantage_hidden = NoisyLinear(LATENT_SIZE, config.hidden, config.noise)
+        self.advantage_out = NoisyLinear(config.hidden, actions * config.atoms, config.noise)
+
+    def forward(self, z: Tensor, noise: HeadNoise = NO_NOISE) -> Tensor:
+        """Return logits of the return distribution of every action."""
+        value: Tensor = self.value_out(F.relu(self.value_hidden(z, noise.value_hidden)), noise.value_out)
+        hidden = F.relu(self.advantage_hidden(z, noise.advantage_hidden))
+        advantage: Tensor = self.advantage_out(hidden, noise.advantage_out).view(-1, self.actions, self.atoms)
+        return value[:, None, :] + advantage - advantage.mean(1, keepdim=True)
+
+    def project(self, z: Tensor) -> Tensor:
+        """g: flat latents [B, 3136] -> projections [B, 2 * hidden], by the mean weights, without ReLU."""
+        return torch.cat([self.value_hidden(z), self.advantage_hidden(z)], 1)
+
+
+class Networks(nn.Module):
+    """All networks of one agent; its forward is what acting needs: observations -> Q-values."""
+
+    support: Tensor
+
+    def __init__(self, config: NetworkConfig, actions: int, with_model: bool) -> None:
+        super().__init__()
+        self.encoder = Encoder()
+        self.head = QHead(config, actions)
+        if with_model:
+            self.transition = TransitionModel(actions)
+            self.predictor = nn.Linear(2 * config.hidden, 2 * config.hidden)
+        # A constant, kept out of the state: every agent of a fleet shares it.
+        self.register_buffer(
+            "support", torch.linspace(config.v_min, config.v_max, config.atoms, device="cpu"), persistent=False
+        )
+
+    def forward(self, obs: Tensor, noise: HeadNoise = NO_NOISE) -> Tensor:
+        """Return Q-values [B, A] of observations [B, 4, 84, 84]."""
+        logits = self.head(self.encoder(obs).flatten(1), noise)
+        return expected_value(logits.softmax(-1), self.support)
+
+
+def expected_value(probabilities: Tensor, support: Tensor) -> Tensor:
+    """Return the mean of distributions [..., Z] over the atoms [Z]."""
+    mean: Tensor = (probabilities * support).sum(-1)
+    return mean

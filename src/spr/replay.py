@@ -1,0 +1,151 @@
+"""Owns what a fleet remembers: rings of frames, actions, rewards and priorities on the device, and drawing from them.
+
+A slot holds one environment step: the newest frame of its observation, whether that frame begins an episode, the action
+taken and the clipped reward received. "Begins an episode" is all that termination leaves behind: returns, masks and
+stacks stop where a later slot begins. Sequences that would cross a truncation never become eligible.
+Shapes: S agents, C slots, B batch, O observations, K depth, L consecutive frames of a sequence.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from spr.config import SIDE, STACK, Config
+from spr.draws import observation_count
+
+_WEIGHT_EPS = 1e-5
+
+
+class Batch(NamedTuple):
+    """Sequences drawn for one update; discount and mask carry termination, no loss sees an end."""
+
+    start: Tensor  # [S, B] slot of s_t
+    frames: Tensor  # [S, B, L, 84, 84] uint8, from 3 before s_t to the horizon
+    visible: Tensor  # [S, B, O, 4] 0 where a stacked frame is from before the observation's episode
+    actions: Tensor  # [S, B, max(K, 1)] a_t ...
+    returns: Tensor  # [S, B] n-step return
+    discount: Tensor  # [S, B] gamma^n, or 0 when the episode ended within n steps
+    mask: Tensor  # [S, B, K] 1 while no end lies between s_t and s_{t+k}
+    weight: Tensor  # [S, B] importance weight, at most 1
+
+
+class Replay:
+    """The memory of a fleet whose agents step together."""
+
+    def __init__(self, config: Config, agents: int, device: torch.device) -> None:
+        """Take the device memory for all agents at once."""
+        self.capacity = min(config.replay.capacity, config.schedule.steps)
+        self.steps = 0  # environment steps appended so far, per agent
+        self._config = config
+        shape = (agents, self.capacity)
+        self.frames = torch.zeros(*shape, SIDE, SIDE, dtype=torch.uint8, device=device)
+        self.actions = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.rewards = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.first = torch.zeros(shape, dtype=torch.bool, device=device)
+        self.truncated = torch.zeros(shape, dtype=torch.bool, device=device)
+        # Leaves of a sum tree with two inner levels; its inner nodes are summed anew at each draw, in a fixed order.
+        self.fanout = next(f for f in range(2, self.capacity + 2) if f**3 >= self.capacity)
+        self.priority = torch.zeros(agents, self.fanout**3, device=device)
+
+        depth, n_step = config.learner.depth, config.replay.n_step
+        seen = observation_count(config)
+        # Observation o starts its stack at frame offsets[o] of the sequence; the last one is the bootstrap.
+        self.offsets = torch.tensor([*range(seen - 1), n_step], device=device)
+        self._window = torch.arange(1 - STACK, config.horizon + 1, device=device)
+        self._powers = config.replay.gamma ** torch.arange(n_step + 1, device=device, dtype=torch.float32)
+        self._depth, self._n_step = depth, n_step
+        self._agent = torch.arange(agents, device=device)[:, None]
+
+    def append(self, frame: Tensor, first: Tensor, action: Tensor, reward: Tensor, truncated: Tensor) -> None:
+        """Add one step of every agent: [S, 84, 84] uint8, then [S] each; a full ring forgets its oldest step."""
+        slot = self.steps % self.capacity
+        self.frames[:, slot] = frame
+        self.first[:, slot] = first
+        self.actions[:, slot] = action
+        self.rewards[:, slot] = reward
+        self.truncated[:, slot] = truncated
+        # Starts whose own step or stacked frames are overwritten by this one can't be drawn any more.
+        for lost in range(STACK if self.steps >= self.capacity else 0):
+            self.priority[:, (slot + lost) % self.capacity] = 0
+        start = self.steps - self._config.horizon
+        if start >= 0:
+            crossed = [(start + i) % self.capacity for i in range(self._n_step)]
+            self.priority[:, start % self.capacity] = (~self.truncated[:, crossed].any(1)).float()
+        self.steps += 1
+
+    def sample(self, uniform: Tensor, beta: Tensor) -> Batch:
+        """Draw sequences with probability proportional to priority, by uniform numbers [S, B]; beta is a scalar."""
+        index = self._draw(uniform)
+        slots = (index[..., None] + self._window) % self.capacity  # [S, B, L]
+        agent = self._agent[..., None]
+        going_on = ~self.first[agent, slots]  # [S, B, L], false where a frame begins an episode
+        # alive[i]: no episode has begun at t+1 .. t+i, so step t+i still belongs to the episode of s_t.
+        later = going_on[..., STACK:].float()
+        alive = torch.cat([torch.ones_like(later[..., :1]), later.cumprod(-1)], -1)
+        n = self._n_step
+        rewards = self.rewards[agent, slots[..., STACK - 1 : STACK - 1 + n]]
+        priority = self.priority[self._agent, index]
+        weight = (1 / (priority + _WEIGHT_EPS)) ** beta
+        return Batch(
+            start=index,
+            frames=self.frames[agent, slots],
+            visible=self._visible(going_on),
+            actions=self.actions[agent, slots[..., STACK - 1 : STACK - 1 + max(self._depth, 1)]],
+            returns=(rewards * alive[..., :n] * self._powers[:n]).sum(-1),
+            discount=alive[..., n] * self._powers[n],
+            mask=alive[..., 1 : self._depth + 1],
+            weight=weight / weight.amax(-1, keepdim=True),
+        )
+
+    def reprioritise(self, index: Tensor, priority: Tensor) -> None:
+        """Set new priorities [S, B]; a start drawn twice takes the larger, whatever order the device writes in."""
+        self.priority.scatter_reduce_(1, index, priority.to(self.priority.dtype), "amax", include_self=False)
+
+    def check(self) -> None:
+        """Assert the invariants of the ring; for tests and debugging, since it reads the device."""
+        assert self.priority.isfinite().all()
+        assert (self.priority >= 0).all()
+        assert not self.priority[:, self.capacity :].any()
+        drawable = self.priority[:, : self.capacity] > 0
+        newest = torch.arange(max(self.steps - self._config.horizon, 0), self.steps, device=drawable.device)
+        assert not drawable[:, newest % self.capacity].any(), "a start whose window is not written yet can be drawn"
+
+    def _visible(self, going_on: Tensor) -> Tensor:
+        """Return [S, B, O, 4]: a stacked frame is visible while no later frame of the stack begins an episode."""
+        stacks = going_on.unfold(-1, STACK, 1)[..., self.offsets, 1:].float()  # [S, B, O, 3]
+        older = stacks.flip(-1).cumprod(-1).flip(-1)
+        return torch.cat([older, torch.ones_like(older[..., :1])], -1)
+
+    def _draw(self, uniform: Tensor) -> Tensor:
+        """Descend the tree: at each level pick the child in whose share of the sum the number falls.
+
+        Scans run over rows of `fanout` values only: a scan over all leaves is summed in an order that CUDA does not
+        promise, and would draw differently from run to run.
+        """
+        f = self.fanout
+        leaves = self.priority.double().view(-1, f, f, f)
+        middle = leaves.sum(-1)
+        top = middle.sum(-1)  # [S, f]
+        x = uniform * top.sum(-1, keepdim=True)
+        i, x = _pick(top[:, None, :].expand(-1, uniform.shape[1], -1), x)
+        j, x = _pick(middle[self._agent, i], x)
+        k, _ = _pick(leaves[self._agent, i, j], x)
+        return (i * f + j) * f + k
+
+
+def _pick(share: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which of the children [S, B, f] holds x [S, B], and what of x is left within it."""
+    ends = share.cumsum(-1)
+    last = ((share > 0) * torch.arange(share.shape[-1], device=share.device)).amax(-1)
+    # Rounding may leave x at or past the last end; children with no share are never picked.
+    child = torch.minimum((ends <= x[..., None]).sum(-1), last)
+    start = (ends - share).gather(-1, child[..., None]).squeeze(-1)
+    return child, (x - start).clamp(min=0)
+
+
+def memory_needed(config: Config, agents: int) -> int:
+    """Return the bytes that the rings of a fleet take."""
+    capacity = min(config.replay.capacity, config.schedule.steps)
+    per_step = SIDE * SIDE + 8 + 4 + 1 + 1 + 4  # frame, action, reward, two flags, priority
+    return agents * capacity * per_step

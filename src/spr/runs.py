@@ -1,0 +1,134 @@
+"""Owns a run's folder: configuration, metrics, weights and result, each file replaced whole or not at all.
+
+A run lives in OUT/PRESET/GAME/seed-N. Only `metrics.jsonl` grows, line by line.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from spr import __version__
+from spr.config import Config, from_dict
+from spr.errors import UserError
+from spr.games import normalised
+
+_WAY_OUT = "choose another --out or seed, or replace it with --overwrite"
+_FILES = {"config.json": "it is not a run's folder", "agent.safetensors": "its agent was not saved"}
+
+
+class Run(NamedTuple):
+    """One agent's run: what it is and where it lives."""
+
+    path: Path
+    preset: str
+    game: str
+    seed: int
+    config: Config
+    protocol: dict[str, Any]
+
+
+def folder(out: Path, preset: str, game: str, seed: int) -> Path:
+    """Return where a run lives; a Gymnasium id's slashes and colons do not make folders."""
+    return out / preset / game.replace("/", "_").replace(":", "_") / f"seed-{seed}"
+
+
+def refuse_taken(paths: Sequence[Path]) -> None:
+    """Refuse folders that already hold a run, before anything is written."""
+    for path in paths:
+        if (path / "result.json").exists():
+            raise UserError(f"{path} holds a finished run: {_WAY_OUT}")
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(f"{path} holds something else: {_WAY_OUT}")
+
+
+def create(runs: Sequence[Run]) -> None:
+    """Make the runs' folders with their config.json; whatever one held before is gone."""
+    for run in runs:
+        try:
+            if run.path.exists():
+                shutil.rmtree(run.path)
+            run.path.mkdir(parents=True)
+            _write_json(
+                run.path / "config.json",
+                {
+                    "preset": run.preset,
+                    "game": run.game,
+                    "seed": run.seed,
+                    "version": __version__,
+                    "protocol": run.protocol,
+                    "config": run.config.to_dict(),
+                },
+            )
+        except OSError as error:
+            raise UserError(f"can't write to {run.path}: {error.strerror or error}") from error
+
+
+def log(run: Run, row: dict[str, Any]) -> None:
+    """Append one line to metrics.jsonl."""
+    with (run.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def save_agent(run: Run, params: dict[str, Tensor]) -> None:
+    """Store one agent's weights."""
+    plain = {name: p.detach().float().contiguous().cpu() for name, p in params.items()}
+    _replace(run.path / "agent.safetensors", save(plain))
+
+
+def save_result(run: Run, episodes: Sequence[float], measured: dict[str, Any]) -> dict[str, Any]:
+    """Store every raw score with what produced it; return what was written."""
+    score = sum(episodes) / len(episodes)
+    result = {
+        "preset": run.preset,
+        "game": run.game,
+        "seed": run.seed,
+        "steps": run.config.schedule.steps,
+        "episodes": list(episodes),
+        "score": score,
+        "human_normalised": normalised(run.game, score),
+        "protocol": run.protocol
+        | {"evaluation_episodes": run.config.evaluation.episodes, "evaluation_epsilon": run.config.evaluation.epsilon},
+        **measured,
+        "version": __version__,
+        "config": run.config.to_dict(),
+    }
+    _write_json(run.path / "result.json", result)
+    return result
+
+
+def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
+    """Read a run's description and its agent's weights; loading never runs code from a file."""
+    if not path.is_dir():
+        raise UserError(f"{path} is not a run's folder, such as runs/spr/pong/seed-0")
+    for name, meaning in _FILES.items():
+        if not (path / name).is_file():
+            raise UserError(f"{path} has no {name}: {meaning}")
+    try:
+        data = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        run = Run(path, data["preset"], data["game"], int(data["seed"]), from_dict(data["config"]), data["protocol"])
+        weights = load_file(path / "agent.safetensors")
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise UserError(f"{path} can't be read: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    return run, {name: tensor.to(torch.float32) for name, tensor in weights.items()}
+
+
+def _write_json(path: Path, data: dict[str, Any]) -> None:
+    _replace(path, (json.dumps(data, indent=1) + "\n").encode())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write beside, flush to the disk, rename: a reader sees the old file or the new one, never a part."""
+    beside = path.with_name(path.name + ".part")
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

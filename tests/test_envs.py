@@ -1,0 +1,222 @@
+"""The games follow the protocol: lives, rewards, time limits, seeds, and what can't be played is refused."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+from spr import envs as envs_module
+from spr.envs import Atari, Catch, make, rom_problem, seeds_for, to_frame
+from spr.errors import UserError
+from spr.games import game_names
+
+
+def play(envs, seeds, steps, seed=0):
+    random = np.random.default_rng(seed)
+    frames = [envs.reset(seeds)]
+    outs = []
+    for _ in range(steps):
+        outs.append(envs.step(random.integers(0, envs.actions, len(seeds))))
+        frames.append(outs[-1].frame)
+    envs.close()
+    return np.stack(frames), outs
+
+
+@pytest.mark.parametrize("game", game_names())
+def test_every_game_starts_and_moves(game):
+    frames, outs = play(make(game, 2), [1, 2], 120)
+    assert frames.shape == (121, 2, 84, 84)
+    assert frames.dtype == np.uint8
+    assert frames.std() > 0
+    assert (frames[0] != frames[-1]).any()
+    assert outs[0].reward.dtype == np.float32
+
+
+def test_a_lost_life_does_not_reset_breakout():
+    envs = make("breakout", 1)
+    envs.reset([3])
+    random = np.random.default_rng(0)
+    terminals = overs = 0
+    walls = []
+    while overs < 2:
+        out = envs.step(random.integers(0, 4, 1))
+        terminals += int(out.terminal[0])
+        overs += int(out.game_over[0])
+        if out.terminal[0] and not out.game_over[0]:
+            walls.append(out.frame[0, 24:36].sum())
+        assert not out.game_over[0] or out.terminal[0]
+    envs.close()
+    assert terminals == 10  # five lives a game, two games
+    assert len(walls) == 8
+    # The wall is as it was when the life was lost: bricks stay broken within a game.
+    assert walls[3] < walls[0] or walls[7] < walls[4]
+
+
+def test_no_fire_is_pressed_for_the_player():
+    envs = make("breakout", 1)
+    frames = [envs.reset([0])]
+    frames += [envs.step(np.zeros(1, np.int64)).frame for _ in range(60)]
+    envs.close()
+    below_the_wall = np.stack(frames)[:, 0, 40:72, 10:74]  # without FIRE no ball ever flies here
+    assert (below_the_wall == below_the_wall[0]).all()
+
+
+def test_rewards_are_raw():
+    _, outs = play(make("ms_pacman", 2), [0, 1], 200)
+    rewards = np.concatenate([out.reward for out in outs])
+    assert set(rewards.tolist()) >= {0.0, 10.0}
+
+
+def test_same_seed_and_actions_give_the_same_game_in_any_vector():
+    one, _ = play(make("seaquest", 1), [11], 300)
+    random = np.random.default_rng(0)
+    wide = make("seaquest", 3)
+    frames = [wide.reset([5, 11, 8])]
+    for _ in range(300):
+        action = random.integers(0, wide.actions, 1)
+        frames.append(wide.step(np.array([0, action[0], 3])).frame)
+    wide.close()
+    assert (np.stack(frames)[:, 1] == one[:, 0]).all()
+    other, _ = play(make("seaquest", 1), [12], 300)
+    assert (other != one).any()
+
+
+def test_the_time_limit_truncates_and_is_not_a_terminal(monkeypatch):
+    build = envs_module.AtariVectorEnv
+    monkeypatch.setattr(
+        envs_module, "AtariVectorEnv", lambda *a, **k: build(*a, **(k | {"max_num_frames_per_episode": 80}))
+    )
+    _, outs = play(Atari("boxing", 1), [0], 45)
+    assert [i for i, out in enumerate(outs) if out.truncated[0]] == [19, 39]
+    assert not any(out.terminal[0] for out in outs)
+    assert [out.game_over[0] for out in outs] == [out.truncated[0] for out in outs]
+
+
+def test_the_protocol_is_stamped():
+    envs = make("pong", 1)
+    assert envs.protocol["name"] == "atari-100k"
+    assert envs.protocol["repeat_action_probability"] == 0
+    assert envs.protocol["max_num_frames_per_episode"] == 108_000
+    assert envs.actions == 6
+    envs.close()
+
+
+def test_a_missing_rom_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("ALE_ROMS_DIR", str(tmp_path))
+    assert rom_problem("pong") is not None
+    with pytest.raises(UserError, match="ROM of 'pong' can't be used"):
+        make("pong", 1)
+
+
+def test_unknown_games_are_refused_with_a_hint():
+    with pytest.raises(UserError, match="unknown game 'pnog'; did you mean 'pong'"):
+        make("pnog", 1)
+    with pytest.raises(UserError, match="unknown game 'zzz'"):
+        make("zzz", 1)
+    with pytest.raises(UserError, match="can't make the environment 'Nope-v0'"):
+        make("Nope-v0", 1)
+    with pytest.raises(UserError, match="can't make the environment 'no_such_package:Game-v0'"):
+        make("no_such_package:Game-v0", 1)
+
+
+class Painter(gymnasium.Env):
+    """A colour game of 40x60 pixels, actions 1..3, that ends after five steps and is cut off in every third game."""
+
+    def __init__(self, shape=(40, 60, 3), dtype=np.uint8, space=None):
+        self.observation_space = gymnasium.spaces.Box(0, 255, shape, dtype)
+        self.action_space = space or gymnasium.spaces.Discrete(3, start=1)
+        self.games = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.games += 1
+        self.time = 0
+        return self._image(), {}
+
+    def step(self, action):
+        assert action in (1, 2, 3)
+        self.time += 1
+        done = self.time == 5
+        cut = self.games % 3 == 0
+        return self._image(), float(action), done and not cut, done and cut, {}
+
+    def _image(self):
+        return np.full(self.observation_space.shape, 50 * self.time, self.observation_space.dtype)
+
+
+gymnasium.register("Painter-v0", Painter)
+gymnasium.register("Wide-v0", Painter, kwargs={"shape": (84, 84)})
+gymnasium.register("Channel-v0", Painter, kwargs={"shape": (30, 30, 1)})
+gymnasium.register("Vector-v0", Painter, kwargs={"shape": (8,)})
+gymnasium.register("Float-v0", Painter, kwargs={"dtype": np.float32})
+gymnasium.register("Continuous-v0", Painter, kwargs={"space": gymnasium.spaces.Box(-1, 1, (2,))})
+
+
+def test_any_image_game_of_gymnasium_is_played():
+    envs = make("Painter-v0", 2)
+    assert envs.actions == 3
+    frames = envs.reset([0, 1])
+    assert frames.shape == (2, 84, 84)
+    outs = [envs.step(np.array([0, 2])) for _ in range(15)]
+    assert [out.frame[0, 3, 3] for out in outs[:5]] == [50, 100, 150, 200, 0]  # the next game's first frame at its end
+    assert outs[0].reward.tolist() == [1, 3]
+    ends = [(bool(out.terminal[0]), bool(out.truncated[0]), bool(out.game_over[0])) for out in outs]
+    assert [ends[4], ends[9], ends[14]] == [(True, False, True), (True, False, True), (False, True, True)]
+    assert sum(over for *_, over in ends) == 3
+
+
+@pytest.mark.parametrize("name", ["Wide-v0", "Channel-v0"])
+def test_gray_images_of_any_size_are_played(name):
+    assert make(name, 1).reset([0]).shape == (1, 84, 84)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Vector-v0", "images are needed"),
+        ("Float-v0", "images are needed"),
+        ("Continuous-v0", "actions of type Box"),
+        ("CartPole-v1", "images are needed"),
+    ],
+)
+def test_what_has_no_images_or_no_discrete_actions_is_refused(name, message):
+    with pytest.raises(UserError, match=message):
+        make(name, 1)
+
+
+def test_resizing_averages_areas_and_weighs_colours():
+    image = np.zeros((168, 168, 3), np.uint8)
+    image[::2, :, 1] = 200  # every other line green
+    assert (to_frame(image) == round(200 * 0.587 / 2)).all()
+    pattern = np.random.default_rng(0).integers(0, 256, (84, 84), dtype=np.uint8)
+    assert (to_frame(pattern) == pattern).all()
+
+
+def test_catch_by_hand():
+    envs = Catch(1)
+    envs.reset([0])
+    envs._column[0], envs._paddle[0], envs._row[0] = 4, 2, 0
+    outs = [envs.step(np.array([a])) for a in (2, 2, 1, 1, 1)]
+    assert not any(out.terminal[0] or out.reward[0] for out in outs)
+    assert envs._row[0] == 5
+    caught = envs.step(np.array([1]))
+    assert caught.reward[0] == 1
+    assert caught.terminal[0]
+    assert not caught.game_over[0]
+
+
+def test_catch_ends_after_ten_balls_and_random_play_catches_about_one_in_seven():
+    envs = Catch(200)
+    envs.reset(range(200))
+    random = np.random.default_rng(0)
+    outs = [envs.step(random.integers(0, 3, 200)) for _ in range(60)]
+    assert all(not out.game_over.any() for out in outs[:-1])
+    assert outs[-1].game_over.all()
+    caught = np.stack([out.reward for out in outs]).sum(0).mean()
+    assert 1.0 < caught < 2.0
+
+
+def test_seeds_for_are_distinct_by_agent_and_purpose():
+    seeds = [s for agent in range(50) for purpose in ("train", "evaluate") for s in seeds_for(agent, purpose, 30)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= s < 2**31 for s in seeds)
+    assert seeds_for(3, "train", 5) == seeds_for(3, "train", 9)[:5]

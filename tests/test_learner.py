@@ -1,0 +1,213 @@
+"""One update, and fleets: an agent among others is the same agent alone."""
+
+import pytest
+import torch
+
+from spr.config import Config
+from spr.draws import Dice
+from spr.learner import Learner, clip_
+from spr.presets import PRESETS, preset_config
+from spr.replay import Replay
+
+CPU = torch.device("cpu")
+ACTIONS = 4
+SMALL = {
+    "network.hidden": 16,
+    "replay.batch": 6,
+    "schedule.random_steps": 60,
+    "schedule.steps": 300,
+    "replay.n_step": 4,
+    "learner.depth": 2,
+}
+
+
+def small(preset="spr", **changes):
+    without = {} if preset_config(preset).learner.depth else {"learner.depth": 0}
+    return preset_config(preset).override(SMALL | without | changes)
+
+
+class World:
+    """A fleet with a replay of random content that depends on each agent's seed alone."""
+
+    def __init__(self, config: Config, seeds, dtype=torch.float32):
+        self.learner = Learner(config, ACTIONS, CPU, dtype)
+        self.state = self.learner.init(seeds)
+        self.dice = Dice(config, ACTIONS, seeds, CPU)
+        self.replay = Replay(config, len(seeds), CPU)
+        content = [torch.Generator().manual_seed(1000 + seed) for seed in seeds]
+        for step in range(100):
+            frame = torch.stack([torch.randint(0, 256, (84, 84), generator=g) for g in content]).to(torch.uint8)
+            roll = torch.stack([torch.rand(4, generator=g) for g in content])
+            self.replay.append(
+                frame,
+                (roll[:, 0] < 0.1) | (step == 0),
+                (roll[:, 1] * ACTIONS).long(),
+                (roll[:, 2] * 3).floor() - 1,
+                roll[:, 3] < 0.02,
+            )
+
+    def update(self, count=1):
+        for i in range(count):
+            watched = self.learner.update(self.state, self.replay, self.dice.update(), torch.tensor(0.4 + 0.02 * i))
+        return watched
+
+
+@pytest.mark.parametrize("preset", ["spr", "spr_noaug"])
+def test_an_agent_in_a_fleet_equals_the_same_agent_alone(preset):
+    config = small(preset)
+    fleet = World(config, [3, 1, 7, 5], torch.float64)
+    fleet.update(20)
+    for position, seed in enumerate([3, 1, 7, 5]):
+        alone = World(config, [seed], torch.float64)
+        alone.update(20)
+        for name, value in alone.state.params.items():
+            torch.testing.assert_close(fleet.state.params[name][position], value[0], rtol=0, atol=1e-9)
+        torch.testing.assert_close(fleet.replay.priority[position], alone.replay.priority[0], rtol=0, atol=1e-6)
+
+
+def test_different_seeds_differ():
+    world = World(small(), [0, 1])
+    world.update(2)
+    for name in ("encoder.conv1.weight", "head.value_out.weight_sigma", "transition.conv2.weight"):
+        first, second = world.state.params[name]
+        assert not torch.allclose(first, second)
+    assert not torch.equal(world.replay.priority[0], world.replay.priority[1])
+
+
+def test_same_seed_same_bits():
+    one, two = World(small(), [4]), World(small(), [4])
+    one.update(5)
+    two.update(5)
+    assert all(torch.equal(one.state.params[name], two.state.params[name]) for name in one.state.params)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_stays_finite_and_learns_a_fixed_batch(preset):
+    world = World(small(preset, **{"learner.learning_rate": 1e-3}), [0])
+    draws = world.dice.update()
+    losses = []
+    for _ in range(20):
+        priority = world.replay.priority.clone()
+        losses.append(world.learner.update(world.state, world.replay, draws, torch.tensor(0.4))["loss"].item())
+        world.replay.priority.copy_(priority)  # the same sequences again
+    assert all(torch.isfinite(p).all() for p in world.state.params.values())
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_rainbow_has_no_transition_model_and_no_spr_loss():
+    world = World(small("rainbow"), [0])
+    assert not any(name.startswith(("transition", "predictor")) for name in world.state.params)
+    assert "spr" not in world.update()
+
+
+def test_clip_groups_are_separate_per_agent_and_spare_the_predictor():
+    grads = {
+        "encoder.conv1.weight": torch.tensor([[3.0], [30.0]]),
+        "head.value_out.bias": torch.tensor([[4.0], [40.0]]),
+        "transition.conv1.bias": torch.tensor([[20.0], [1.0]]),
+        "predictor.weight": torch.tensor([[1e3], [1e3]]),
+    }
+    norms = clip_(grads, 10.0)
+    torch.testing.assert_close(norms["norm_agent"], torch.tensor([5.0, 50.0]))
+    torch.testing.assert_close(norms["norm_model"], torch.tensor([20.0, 1.0]))
+    torch.testing.assert_close(grads["encoder.conv1.weight"], torch.tensor([[3.0], [6.0]]))
+    torch.testing.assert_close(grads["head.value_out.bias"], torch.tensor([[4.0], [8.0]]))
+    torch.testing.assert_close(grads["transition.conv1.bias"], torch.tensor([[10.0], [1.0]]))
+    assert grads["predictor.weight"].tolist() == [[1e3], [1e3]]
+
+
+def test_the_step_is_adam_of_the_paper():
+    world = World(small(), [0])
+    before = {name: p.detach().clone() for name, p in world.state.params.items()}
+    seen = []
+    compute = world.learner.gradients
+
+    def spy(*args):
+        result = compute(*args)
+        seen.append({name: grad.clone() for name, grad in result[2].items()})
+        return result
+
+    world.learner.gradients = spy  # type: ignore[method-assign]
+    world.update(3)
+    moment = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in before.items()}
+    expected = before
+    for step, grads in enumerate(seen, start=1):
+        clip_(grads, 10.0)
+        for name, grad in grads.items():
+            m, v = moment[name]
+            m = 0.9 * m + 0.1 * grad
+            v = 0.999 * v + 0.001 * grad**2
+            moment[name] = (m, v)
+            rate = 1e-4 / (1 - 0.9**step)
+            expected[name] = expected[name] - rate * m / ((v / (1 - 0.999**step)).sqrt() + 1.5e-4)
+    for name, p in world.state.params.items():
+        torch.testing.assert_close(p, expected[name], rtol=1e-5, atol=1e-7)
+
+
+def test_targets_are_a_moving_average_after_the_step():
+    world = World(small("spr_noaug", **{"learner.tau": 0.75}), [0])
+    start = {name: p.clone() for name, p in world.state.target.items()}
+    assert "encoder.conv3.bias" in start
+    assert "head.advantage_hidden.weight" in start
+    assert not any("out" in name or "sigma" in name for name in start)
+    world.update()
+    for name, target in world.state.target.items():
+        torch.testing.assert_close(target, 0.75 * start[name] + 0.25 * world.state.params[name].detach())
+
+
+def test_tau_zero_keeps_no_copy_because_the_target_is_the_online_network():
+    assert World(small("spr"), [0]).state.target == {}
+
+
+def test_priorities_are_the_root_of_the_divergence():
+    world = World(small(), [0])
+    kept = []
+    compute = world.learner.gradients
+
+    def spy(state, batch, *rest):
+        result = compute(state, batch, *rest)
+        kept.append((batch.start, result[1].kl))
+        return result
+
+    world.learner.gradients = spy  # type: ignore[method-assign]
+    world.update()
+    (start, kl) = kept[0]
+    for slot, divergence in zip(start[0].tolist(), kl[0].tolist(), strict=True):
+        assert world.replay.priority[0, slot].item() >= divergence**0.5 - 1e-6
+
+
+def test_no_gradient_reaches_the_targets():
+    """Moving the target encoder changes the loss, but its gradient is not there to be taken."""
+    world = World(small("spr_noaug"), [0])
+    for target in world.state.target.values():
+        target.requires_grad_()
+    world.update()
+    assert all(target.grad is None for target in world.state.target.values())
+
+
+def test_draws_differ_between_updates_and_between_the_two_heads():
+    dice = Dice(small(), ACTIONS, [0], CPU)
+    one, two = dice.update(), dice.update()
+    assert not torch.equal(one.sample, two.sample)
+    assert not torch.equal(one.online.value_hidden.input, one.target.value_hidden.input)
+    assert not torch.equal(one.online.value_hidden.input, two.online.value_hidden.input)
+
+
+def test_shift_and_factor_distributions():
+    config = Config().override({"replay.batch": 1900})
+    draws = Dice(config, ACTIONS, [0], CPU).update()
+    counts = torch.bincount(draws.shift.flatten() + 4, minlength=9)
+    assert counts.sum() == draws.shift.numel()
+    expected = draws.shift.numel() / 9
+    assert ((counts - expected).abs() < 5 * expected**0.5).all()
+    assert draws.factor.min() == pytest.approx(0.9)
+    assert draws.factor.max() == pytest.approx(1.1)
+    assert draws.factor.mean().item() == pytest.approx(1, abs=2e-3)
+
+
+def test_dropout_masks_keep_their_share_and_the_mean():
+    config = preset_config("spr_noaug").override({"replay.batch": 4, "network.dropout": 0.25})
+    for mask in Dice(config, ACTIONS, [0, 1], CPU).update().keep:
+        assert sorted(mask.unique().tolist()) == pytest.approx([0, 4 / 3])
+        assert mask.mean().item() == pytest.approx(1, abs=0.01)
+        assert not torch.equal(mask[0], mask[1])

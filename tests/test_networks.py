@@ -1,0 +1,118 @@
+"""The networks' parts against hand-computed numbers and the formulas of their papers."""
+
+import math
+
+import pytest
+import torch
+
+from spr.config import NetworkConfig
+from spr.networks import (
+    Encoder,
+    HeadNoise,
+    LayerNoise,
+    Networks,
+    NoisyLinear,
+    QHead,
+    TransitionModel,
+    linear,
+    renormalise,
+    scale_gradient,
+)
+
+
+def test_renormalise_by_hand():
+    x = torch.tensor([[2.0, 4.0, 3.0], [7.0, 7.0, 7.0], [0.0, 5e-6, 0.0]])
+    expected = torch.tensor([[0.0, 1.0, 0.5], [0.0, 0.0, 0.0], [0.0, 0.5, 0.0]])  # the last: below the floor of 1e-5
+    torch.testing.assert_close(renormalise(x), expected)
+
+
+def test_renormalise_works_in_float32_for_half_precision_inputs():
+    assert renormalise(torch.rand(2, 3, dtype=torch.bfloat16)).dtype == torch.float32
+
+
+def test_scale_gradient_changes_only_the_gradient():
+    x = torch.tensor([3.0, -1.0], requires_grad=True)
+    y = scale_gradient(x, 0.25)
+    torch.testing.assert_close(y, x)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((2,), 0.25))
+
+
+def test_noisy_linear_equals_the_explicit_noisy_weight():
+    layer = NoisyLinear(5, 3, sigma=0.5)
+    noise = LayerNoise(torch.randn(5), torch.randn(3))
+    f_in, f_out = (e.sign() * e.abs().sqrt() for e in noise)
+    weight = layer.weight + layer.weight_sigma * torch.outer(f_out, f_in)
+    bias = layer.bias + layer.bias_sigma * f_out
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(layer(x, noise), torch.nn.functional.linear(x, weight, bias))
+    torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+
+
+def test_noisy_linear_initialisation():
+    layer = NoisyLinear(100, 25, sigma=0.5)
+    assert layer.weight.abs().max() <= 0.1
+    assert layer.weight.std().item() == pytest.approx(0.1 / math.sqrt(3), rel=0.05)
+    assert layer.weight_sigma.unique().tolist() == pytest.approx([0.05])
+    assert layer.bias_sigma.unique().tolist() == pytest.approx([0.1])
+
+
+def test_linear_is_linear():
+    x, w, b = torch.randn(4, 7), torch.randn(3, 7), torch.randn(3)
+    torch.testing.assert_close(linear(x, w, b), torch.nn.functional.linear(x, w, b))
+
+
+def test_dueling_head_adds_value_to_centred_advantages():
+    head = QHead(NetworkConfig(hidden=8, atoms=5), actions=3)
+    z = torch.rand(2, 3136)
+    value = head.value_out(torch.relu(head.value_hidden(z)))
+    torch.testing.assert_close(head(z).mean(1), value)
+
+
+def test_projection_has_no_noise_no_relu_and_shares_the_heads_weights():
+    head = QHead(NetworkConfig(hidden=8), actions=3)
+    z = torch.rand(4, 3136)
+    y = head.project(z)
+    assert y.shape == (4, 16)
+    assert (y < 0).any()
+    expected = z @ torch.cat([head.value_hidden.weight, head.advantage_hidden.weight]).T
+    expected = expected + torch.cat([head.value_hidden.bias, head.advantage_hidden.bias])
+    torch.testing.assert_close(y, expected)
+
+
+def test_noise_changes_q_values_and_absence_of_noise_does_not():
+    networks = Networks(NetworkConfig(hidden=8), actions=3, with_model=False)
+    sizes = [(3136, 8), (8, 51), (3136, 8), (8, 153)]
+    noise = HeadNoise(*(LayerNoise(torch.randn(i), torch.randn(o)) for i, o in sizes))
+    obs = torch.rand(2, 4, 84, 84)
+    assert torch.equal(networks(obs), networks(obs))
+    assert not torch.allclose(networks(obs), networks(obs, noise))
+
+
+def test_latents_lie_between_zero_and_one():
+    z = Encoder()(torch.rand(3, 4, 84, 84))
+    assert z.shape == (3, 64, 7, 7)
+    assert torch.equal(z.flatten(1).amin(1), torch.zeros(3))
+    torch.testing.assert_close(z.flatten(1).amax(1), torch.ones(3))
+
+
+def test_dropout_masks_silence_activations():
+    encoder = Encoder()
+    keep = tuple(torch.zeros(2, *shape) for shape in ((32, 20, 20), (64, 9, 9), (64, 7, 7)))
+    assert encoder(torch.rand(2, 4, 84, 84), keep).abs().sum() == 0
+
+
+def test_transition_model_sees_the_action_and_normalises_by_the_batch():
+    model = TransitionModel(4)
+    z = torch.rand(6, 64, 7, 7)
+    actions = torch.tensor([0, 1, 2, 3, 0, 1])
+    out = model(z, actions)
+    assert out.shape == z.shape
+    assert not torch.allclose(out, model(z, actions.roll(1)))
+    # Batch statistics: a sample's prediction depends on its companions.
+    assert not torch.allclose(out[:3], model(z[:3], actions[:3]))
+
+
+def test_parameter_count_at_six_actions():
+    count = sum(p.numel() for p in Networks(NetworkConfig(), 6, with_model=True).parameters())
+    assert count == pytest.approx(3.8e6, rel=0.02)

@@ -1,0 +1,163 @@
+"""The objective reproduces what an independent implementation computes (spr_parity.json), to 1e-5 relative."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from spr.draws import Draws
+from spr.learner import Learner, LearnerState
+from spr.losses import cosine
+from spr.networks import HeadNoise, LayerNoise
+from spr.presets import preset_config
+from spr.replay import Batch
+
+GOLDEN = json.loads((Path(__file__).parent / "spr_parity.json").read_text())
+ROWS, DEPTH, ACTIONS, N = 4, 5, 6, 10
+WEIGHTS = torch.tensor([1, 0.5, 0.75, 0.25], dtype=torch.float64)
+
+# salt of the first tensor, name, shape of the weight, fan-in
+PLAIN = [
+    (0, "encoder.conv1", (32, 4, 8, 8), 256),
+    (2, "encoder.conv2", (64, 32, 4, 4), 512),
+    (4, "encoder.conv3", (64, 64, 3, 3), 576),
+    (6, "transition.conv1", (64, 70, 3, 3), 630),
+    (8, "transition.conv2", (64, 64, 3, 3), 576),
+    (26, "predictor", (512, 512), 512),
+]
+NOISY = [
+    (10, "head.value_hidden", (256, 3136)),
+    (14, "head.value_out", (51, 256)),
+    (18, "head.advantage_hidden", (256, 3136)),
+    (22, "head.advantage_out", (306, 256)),
+]
+LAYERS = {
+    "encoder.conv1": "encoder.conv1",
+    "encoder.conv2": "encoder.conv2",
+    "encoder.conv3": "encoder.conv3",
+    "transition.conv1": "transition.conv1",
+    "transition.bn": "transition.bn",
+    "transition.conv2": "transition.conv2",
+    "value.hidden": "head.value_hidden",
+    "value.out": "head.value_out",
+    "advantage.hidden": "head.advantage_hidden",
+    "advantage.out": "head.advantage_out",
+    "predictor": "predictor",
+}
+
+
+def u(salt, *shape):
+    count = torch.Size(shape).numel()
+    element = torch.arange(count, dtype=torch.int64)
+    return (((element * 2654435761 + salt * 40503) % 2**32).double() / 2**32 - 0.5).view(shape)
+
+
+def formula_params():
+    params = {}
+    for salt, name, shape, fan_in in PLAIN:
+        params[f"{name}.weight"] = 2 * u(salt, *shape) / fan_in**0.5
+        params[f"{name}.bias"] = 2 * u(salt + 1, shape[0]) / fan_in**0.5
+    for salt, name, (rows, fan_in) in NOISY:
+        params[f"{name}.weight"] = 2 * u(salt, rows, fan_in) / fan_in**0.5
+        params[f"{name}.bias"] = 2 * u(salt + 1, rows) / fan_in**0.5
+    return params
+
+
+def observation(t):
+    i, j = torch.arange(84)[:, None], torch.arange(84)[None, :]
+    frames = [[((i * j) // 7 + 37 * f * (b + 1) + 5 * i + 11 * j) % 256 for f in range(t, t + 4)] for b in range(ROWS)]
+    return torch.stack([torch.stack(row) for row in frames]).double() / 255
+
+
+@pytest.fixture(scope="module")
+def computed():
+    config = preset_config("spr").override({"replay.batch": ROWS})
+    learner = Learner(config, ACTIONS, torch.device("cpu"), torch.float64)
+    state: LearnerState = learner.init([0])
+    with torch.no_grad():
+        for name, value in formula_params().items():
+            assert state.params[name].shape == (1, *value.shape)
+            state.params[name][0] = value
+
+    noise = HeadNoise(
+        *(LayerNoise(4 * u(s + 2, shape[1])[None], 4 * u(s + 3, shape[0])[None]) for s, _, shape in NOISY)
+    )
+    obs = torch.stack([observation(t) for t in (*range(DEPTH + 1), N)])[None]
+    mask = torch.ones(1, ROWS, DEPTH)
+    mask[0, 1, 2:] = 0
+    mask[0, 2, 1:] = 0
+    batch = Batch(
+        start=torch.zeros(1, ROWS, dtype=torch.int64),
+        frames=torch.zeros(1, ROWS, 0, 84, 84, dtype=torch.uint8),
+        visible=torch.ones(1, ROWS, DEPTH + 2, 4),
+        actions=torch.tensor([[[(3 * t + 2 * b + t * b) % 6 for t in range(DEPTH)] for b in range(ROWS)]]),
+        returns=torch.tensor([[1.5, -0.25, 0, 3]], dtype=torch.float64),
+        discount=torch.tensor([[1, 1, 0, 1]], dtype=torch.float64) * 0.99**N,
+        mask=mask,
+        weight=WEIGHTS[None],
+    )
+    unused = torch.zeros(1, ROWS, DEPTH + 2)
+    draws = Draws(unused, unused[..., None], unused, online=noise, target=noise, keep=())
+    loss, terms, grads = learner.gradients(state, batch, obs, draws)
+    return {"learner": learner, "state": state, "obs": obs, "noise": noise, "batch": batch} | {
+        "loss": loss,
+        "terms": terms,
+        "grads": grads,
+        "mask": mask,
+    }
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-9)
+
+
+def test_q_values_before_and_after_n_steps(computed):
+    networks = computed["learner"]._objective.online
+    params = {name: value[0] for name, value in computed["state"].params.items()}
+    noise = HeadNoise(*(LayerNoise(layer.input[0], layer.output[0]) for layer in computed["noise"]))
+    close(functional_call(networks, params, (computed["obs"][0, 0], noise)), GOLDEN["q_values"])
+    close(functional_call(networks, params, (computed["obs"][0, -1], noise)), GOLDEN["next_q_values"])
+
+
+def test_rl_loss_and_kl(computed):
+    close(computed["terms"].losses["rl"][0], GOLDEN["rl_loss"])
+    close(computed["terms"].kl[0], GOLDEN["kl"])
+
+
+def test_total_loss(computed):
+    # The golden total counts 1 - cosine for each unmasked step; the objective leaves the constant out.
+    constant = (WEIGHTS * 2 * computed["mask"][0].sum(-1)).mean()
+    close(computed["loss"][0] + constant, GOLDEN["total"])
+    close((WEIGHTS * computed["terms"].losses["rl"][0]).mean(), GOLDEN["total_rl"])
+
+
+def test_spr_loss_sums_the_unmasked_cosines(computed):
+    golden = torch.tensor(GOLDEN["cosine"], dtype=torch.float64).T  # [B, K]
+    expected = -(golden * computed["mask"][0]).sum(-1)
+    torch.testing.assert_close(computed["terms"].losses["spr"][0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_every_cosine_before_masking(computed):
+    learner, state, batch = computed["learner"], computed["state"], computed["batch"]
+    for k in range(DEPTH):
+        for b in range(ROWS):
+            mask = torch.zeros(1, ROWS, DEPTH)
+            mask[0, b, k] = 1
+            draws = Draws(mask, mask, mask, computed["noise"], computed["noise"], ())
+            _, terms, _ = learner.gradients(state, batch._replace(mask=mask), computed["obs"], draws)
+            # 2e-6: the independent implementation takes the cosine in float32
+            assert -terms.losses["spr"][0, b].item() == pytest.approx(GOLDEN["cosine"][k][b], rel=1e-5, abs=2e-6)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_gradient_norm_of_each_layer(computed, layer):
+    mine = [grad for name, grad in computed["grads"].items() if name.startswith(LAYERS[layer] + ".")]
+    norm = torch.stack([grad.square().sum() for grad in mine]).sum().sqrt()
+    close(norm, GOLDEN["grad_norm"][layer])
+
+
+def test_cosine_of_hand_computed_vectors():
+    x, y = torch.tensor([[3.0, 4.0], [1e-9, 0.0]]), torch.tensor([[4.0, 3.0], [1.0, 0.0]])
+    torch.testing.assert_close(cosine(x, y), torch.tensor([24 / 25, 1e-6]))

@@ -1,0 +1,205 @@
+"""The replay against a slow oracle that keeps every step in Python lists; frames carry their own step number."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spr.augment import observations
+from spr.config import Config
+from spr.replay import Replay, memory_needed
+
+CPU = torch.device("cpu")
+GAMMA = 0.9
+ON, TERMINAL, TRUNCATED = 0, 1, 2
+
+
+def small_config(capacity=60, n_step=3, depth=2, batch=4, steps=500):
+    return Config().override(
+        {
+            "replay.capacity": capacity,
+            "replay.n_step": n_step,
+            "replay.batch": batch,
+            "replay.gamma": GAMMA,
+            "learner.depth": depth,
+            "learner.spr_weight": 2.0 if depth else 0.0,
+            "schedule.random_steps": 50,
+            "schedule.steps": steps,
+        }
+    )
+
+
+class Oracle:
+    """Everything that ever happened, and what a sequence from step t should look like, by the words of the spec."""
+
+    def __init__(self, config, ends, actions, rewards):
+        self.config, self.ends, self.actions, self.rewards = config, ends, actions, rewards
+        self.count = len(ends)
+        self.n, self.depth = config.replay.n_step, config.learner.depth
+
+    def begins(self, t):
+        return t == 0 or self.ends[t - 1] != ON
+
+    def valid(self, t):
+        reach = max(self.n, self.depth)
+        kept = min(self.config.replay.capacity, self.config.schedule.steps)
+        overwritten = self.count > kept and t - 3 < self.count - kept
+        crosses = any(end == TRUNCATED for end in self.ends[t : t + self.n])
+        return t >= 0 and t + reach < self.count and not overwritten and not crosses
+
+    def stack(self, t):
+        """Values of the four stacked frames, oldest first; 0 stands for black."""
+        values = [t + 1]  # frame of step t has pixel value t + 1
+        for back in range(1, 4):
+            crossed = any(self.begins(t - i) for i in range(back))
+            values.insert(0, 0 if crossed else t - back + 1)
+        return values
+
+    def n_step_return(self, t):
+        total, discount = 0.0, GAMMA**self.n
+        for i in range(self.n):
+            total += GAMMA**i * self.rewards[t + i]
+            if self.ends[t + i] == TERMINAL:
+                discount = 0.0
+                break
+        return total, discount
+
+    def mask(self, t):
+        return [float(all(end == ON for end in self.ends[t : t + k])) for k in range(1, self.depth + 1)]
+
+
+def fill(config, ends, actions, rewards, agents=1):
+    replay = Replay(config, agents, CPU)
+    for t, end in enumerate(ends):
+        first = t == 0 or ends[t - 1] != ON
+        replay.append(
+            torch.full((agents, 84, 84), (t + 1) % 256, dtype=torch.uint8),
+            torch.full((agents,), first),
+            torch.full((agents,), actions[t]),
+            torch.full((agents,), rewards[t]),
+            torch.full((agents,), end == TRUNCATED),
+        )
+        if t % 13 == 0:
+            replay.check()
+    replay.check()
+    return replay
+
+
+histories = st.lists(st.sampled_from([ON] * 8 + [TERMINAL, TERMINAL, TRUNCATED]), min_size=30, max_size=180)
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories, st.integers(1, 7), st.integers(0, 6), st.integers(0, 10**6))
+def test_sequences_equal_the_oracle(ends, n_step, depth, seed):
+    config = small_config(n_step=n_step, depth=depth)
+    random = np.random.default_rng(seed)
+    actions = random.integers(0, 9, len(ends)).tolist()
+    rewards = random.integers(-1, 2, len(ends)).astype(float).tolist()
+    oracle = Oracle(config, ends, actions, rewards)
+    replay = fill(config, ends, actions, rewards)
+
+    eligible = {t for t in range(len(ends)) if oracle.valid(t)}
+    drawable = set(torch.nonzero(replay.priority[0] > 0).flatten().tolist())
+    assert drawable == {t % replay.capacity for t in eligible}
+    if not eligible:
+        return
+
+    batch = replay.sample(torch.from_numpy(random.random((1, 40))), torch.tensor(0.5))
+    by_slot = {t % replay.capacity: t for t in eligible}
+    none = torch.zeros(1, 40, depth + 2, dtype=torch.int64)
+    pixels = observations(
+        batch.frames, replay.offsets, batch.visible, none[..., None].expand(-1, -1, -1, 2), none + 1.0, largest_shift=0
+    )
+    for row, slot in enumerate(batch.start[0].tolist()):
+        t = by_slot[slot]
+        total, discount = oracle.n_step_return(t)
+        assert batch.returns[0, row].item() == pytest.approx(total, abs=1e-5)
+        assert batch.discount[0, row].item() == pytest.approx(discount, abs=1e-6)
+        assert batch.mask[0, row].tolist() == oracle.mask(t)
+        assert batch.actions[0, row].tolist() == actions[t : t + max(depth, 1)]
+        for o, offset in enumerate([*range(depth + 1), n_step]):
+            seen = (pixels[0, o, row, :, 40, 40] * 255).round().int().tolist()
+            assert seen == oracle.stack(t + offset)
+
+
+def test_hand_computed_return_with_a_lost_life():
+    # Steps 0..9, reward 1 each; a life is lost at step 4: from t = 2 the return is 1 + .9 + .81, with no bootstrap.
+    ends = [ON] * 4 + [TERMINAL] + [ON] * 10
+    replay = fill(small_config(n_step=4), ends, [0] * 15, [1.0] * 15)
+    replay.priority.zero_()
+    replay.priority[0, 2] = 1
+    batch = replay.sample(torch.zeros(1, 1, dtype=torch.float64), torch.tensor(1.0))
+    assert batch.returns.item() == pytest.approx(2.71)
+    assert batch.discount.item() == 0
+    assert batch.mask.tolist() == [[[1.0, 1.0]]]
+
+
+def test_sequences_never_cross_a_truncation_but_may_cross_a_terminal():
+    ends = [ON] * 20
+    ends[8] = TRUNCATED
+    ends[14] = TERMINAL
+    replay = fill(small_config(n_step=3), ends, [0] * 20, [0.0] * 20)
+    assert torch.nonzero(replay.priority[0]).flatten().tolist() == [0, 1, 2, 3, 4, 5, 9, 10, 11, 12, 13, 14, 15, 16]
+
+
+def test_sampling_follows_the_priorities():
+    replay = fill(small_config(), [ON] * 59, [0] * 59, [0.0] * 59)
+    start = replay.priority[0] > 0
+    weights = torch.where(start, torch.rand(start.shape, generator=torch.Generator().manual_seed(3)) ** 3, 0)
+    replay.priority[0] = weights
+    draws = 200_000
+    uniform = torch.rand(1, draws, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    counts = torch.bincount(replay._draw(uniform)[0], minlength=len(weights)).double()
+    p = weights.double() / weights.double().sum()
+    sigma = (draws * p * (1 - p)).sqrt()
+    assert ((counts - draws * p).abs() <= 5 * sigma + 1e-9).all()
+    assert counts[~start].sum() == 0
+
+
+@pytest.mark.parametrize("edge", [0.0, 1 - 2**-53])
+def test_extreme_draws_stay_on_drawable_starts(edge):
+    replay = fill(small_config(), [ON] * 59, [0] * 59, [0.0] * 59)
+    replay.priority[0] *= torch.rand(replay.priority.shape[1], generator=torch.Generator().manual_seed(0)) * 1e-3
+    slot = replay._draw(torch.full((1, 3), edge, dtype=torch.float64))
+    assert (replay.priority[0, slot] > 0).all()
+
+
+def test_importance_weights_by_hand():
+    replay = fill(small_config(), [ON] * 59, [0] * 59, [0.0] * 59)
+    replay.priority.zero_()
+    replay.priority[0, 7], replay.priority[0, 21] = 1.0, 4.0
+    batch = replay.sample(torch.tensor([[0.1, 0.5]], dtype=torch.float64), torch.tensor(0.5))
+    assert batch.start.tolist() == [[7, 21]]
+    expected = ((1 + 1e-5) / (4 + 1e-5)) ** 0.5
+    torch.testing.assert_close(batch.weight, torch.tensor([[1.0, expected]]))
+
+
+def test_a_start_drawn_twice_takes_the_larger_priority():
+    replay = fill(small_config(), [ON] * 59, [0] * 59, [0.0] * 59, agents=2)
+    start = torch.tensor([[5, 9, 5], [9, 9, 5]])
+    replay.reprioritise(start, torch.tensor([[0.2, 0.3, 0.7], [3.0, 0.1, 0.4]]))
+    assert replay.priority[0, [5, 9]].tolist() == pytest.approx([0.7, 0.3])
+    assert replay.priority[1, [5, 9]].tolist() == pytest.approx([0.4, 3.0])
+
+
+def test_new_steps_get_priority_one_whatever_was_learnt_before():
+    config = small_config(capacity=50)
+    replay = fill(config, [ON] * 50, [0] * 50, [0.0] * 50)
+    replay.priority[0, :47] = 0.25
+    for t in range(50, 60):
+        none = torch.zeros(1, dtype=torch.int64)
+        replay.append(torch.zeros(1, 84, 84, dtype=torch.uint8), none.bool(), none, none.float(), none.bool())
+    # Steps 47..56 became drawable in the meantime; slots 57..59 wait for their windows, 60..62 lost their stacks.
+    assert replay.priority[0, 47:50].tolist() == [1, 1, 1]
+    assert replay.priority[0, :7].tolist() == [1] * 7
+    assert replay.priority[0, 7:13].tolist() == [0] * 6
+    assert replay.priority[0, 13:47].tolist() == [0.25] * 34
+
+
+def test_memory_is_what_is_announced():
+    config = small_config(capacity=5000, steps=5000)
+    replay = Replay(config, 3, CPU)
+    held = [replay.frames, replay.actions, replay.rewards, replay.first, replay.truncated, replay.priority]
+    taken = sum(tensor.numel() * tensor.element_size() for tensor in held)
+    assert memory_needed(config, 3) <= taken < 1.01 * memory_needed(config, 3)
