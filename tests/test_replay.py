@@ -187,7 +187,7 @@ def test_new_steps_get_priority_one_whatever_was_learnt_before():
     config = small_config(capacity=50)
     replay = fill(config, [ON] * 50, [0] * 50, [0.0] * 50)
     replay.priority[0, :47] = 0.25
-    for t in range(50, 60):
+    for _ in range(10):
         none = torch.zeros(1, dtype=torch.int64)
         replay.append(torch.zeros(1, 84, 84, dtype=torch.uint8), none.bool(), none, none.float(), none.bool())
     # Steps 47..56 became drawable in the meantime; slots 57..59 wait for their windows, 60..62 lost their stacks.

@@ -137,8 +137,7 @@ def _train(args: argparse.Namespace, console: Console) -> int:
     paths = [runs.folder(args.out, args.preset, args.game, seed) for seed in seeds]
     envs = make(args.game, len(seeds))
     try:
-        if not args.overwrite:
-            runs.refuse_taken(paths)
+        runs.refuse_taken(paths, args.overwrite)
         mine = [
             runs.Run(path, args.preset, args.game, seed, config, envs.protocol)
             for path, seed in zip(paths, seeds, strict=True)

@@ -2,12 +2,14 @@
 
 import signal
 import time
+from collections import deque
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 _PLAIN_EVERY = 15.0  # seconds between lines where no bar can be drawn
+_WINDOW = 10.0  # seconds over which the rate is taken
 
 
 class Bar:
@@ -16,20 +18,22 @@ class Bar:
     def __init__(self, console: Console, title: str, total: int, unit: str) -> None:
         """Start at nothing done."""
         self._console, self._title, self._total, self._unit = console, title, total, unit
-        self._begin = self._said = time.monotonic()
+        self._said = time.monotonic()
+        # (time, done) of the last moments: random steps run a hundred times faster than learning ones, so a rate over
+        # all of a run would promise an end that never comes.
+        self._marks: deque[tuple[float, int]] = deque([(self._said, 0)])
         self._live = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
             TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
             TextColumn("{task.fields[rate]}"),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]} left"),
             TextColumn("{task.fields[figures]}"),
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._live.add_task(title, total=total, rate="", figures="")
+        self._task = self._live.add_task(title, total=total, rate="", left="", figures="")
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -41,13 +45,18 @@ class Bar:
     def show(self, done: int, figures: str = "") -> None:
         """Say how much is done."""
         now = time.monotonic()
-        rate = done / max(now - self._begin, 1e-9)
-        self._live.update(self._task, completed=done, rate=f"{rate:,.1f} {self._unit}/s", figures=figures)
+        self._marks.append((now, done))
+        while len(self._marks) > 2 and now - self._marks[0][0] > _WINDOW:
+            self._marks.popleft()
+        since, before = self._marks[0]
+        rate = (done - before) / max(now - since, 1e-9)
+        left = _clock((self._total - done) / rate) if rate > 0 else "-"
+        speed = f"{rate:,.1f} {self._unit}/s"
+        self._live.update(self._task, completed=done, rate=speed, left=left, figures=figures)
         if not self._console.is_terminal and (now - self._said > _PLAIN_EVERY or done == self._total):
             self._said = now
-            left = (self._total - done) / max(rate, 1e-9)
             self._console.print(
-                f"{self._title}: {done:,}/{self._total:,}, {rate:,.1f} {self._unit}/s, {_clock(left)} left  {figures}",
+                f"{self._title}: {done:,}/{self._total:,}, {speed}, {left} left  {figures}",
                 soft_wrap=True,
                 highlight=False,
             )

@@ -150,7 +150,7 @@ class Updates:
     def __init__(self, learner: Learner, state: LearnerState, replay: Replay, dice: Dice) -> None:
         """Nothing is captured yet."""
         self.beta = torch.zeros((), device=dice.device)
-        self._update = lambda: learner.update(state, replay, dice.update(), self.beta)
+        self._update: Callable[[], dict[str, Tensor]] = lambda: learner.update(state, replay, dice.update(), self.beta)
         self._dice = dice
         self._made = 0
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -20,7 +20,7 @@ from spr.config import Config, from_dict
 from spr.errors import UserError
 from spr.games import normalised
 
-_WAY_OUT = "choose another --out or seed, or replace it with --overwrite"
+_KNOWN = ("config.json", "metrics.jsonl", "agent.safetensors", "result.json")
 _FILES = {"config.json": "it is not a run's folder", "agent.safetensors": "its agent was not saved"}
 
 
@@ -40,13 +40,20 @@ def folder(out: Path, preset: str, game: str, seed: int) -> Path:
     return out / preset / game.replace("/", "_").replace(":", "_") / f"seed-{seed}"
 
 
-def refuse_taken(paths: Sequence[Path]) -> None:
-    """Refuse folders that already hold a run, before anything is written."""
+def refuse_taken(paths: Sequence[Path], overwrite: bool) -> None:
+    """Refuse folders that are in use, before anything is written; foreign files are never overwritten."""
     for path in paths:
-        if (path / "result.json").exists():
-            raise UserError(f"{path} holds a finished run: {_WAY_OUT}")
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UserError(f"{path} holds something else: {_WAY_OUT}")
+        if not path.exists():
+            continue
+        if not path.is_dir():
+            raise UserError(f"{path} is in the way: it is not a folder")
+        found = sorted(entry.name for entry in path.iterdir())
+        foreign = [name for name in found if name.removesuffix(".part") not in _KNOWN]
+        if foreign:
+            raise UserError(f"{path} holds {foreign[0]}, which is no part of a run: choose another --out")
+        if found and not overwrite:
+            kind = "a finished" if "result.json" in found else "an unfinished"
+            raise UserError(f"{path} holds {kind} run: choose another --out or seed, or replace it with --overwrite")
 
 
 def create(runs: Sequence[Run]) -> None:

@@ -1,0 +1,228 @@
+"""The commands as a person uses them: a whole tiny run, and every way to ask for nonsense."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from spr.cli import main
+
+TINY = [
+    *("--set", "network.hidden=8"),
+    *("--set", "replay.batch=4"),
+    *("--set", "replay.n_step=3"),
+    *("--set", "learner.depth=1"),
+    *("--set", "schedule.random_steps=40"),
+    *("--set", "evaluation.episodes=3"),
+]
+
+
+def tiny(out, *more, game="catch", steps="70"):
+    return main(["train", game, "--steps", steps, "--device", "cpu", "--out", str(out), *TINY, *more])
+
+
+def test_a_whole_run_from_training_to_evaluation(tmp_path, capsys):
+    assert tiny(tmp_path, "--seeds", "4", "9") == 0
+    shown = capsys.readouterr().out
+    assert "random agent" in shown
+    for seed in (4, 9):
+        folder = tmp_path / "spr" / "catch" / f"seed-{seed}"
+        assert sorted(p.name for p in folder.iterdir()) == [
+            "agent.safetensors",
+            "config.json",
+            "metrics.jsonl",
+            "result.json",
+        ]
+        result = json.loads((folder / "result.json").read_text())
+        assert result["preset"] == "spr"
+        assert result["seed"] == seed
+        assert result["steps"] == 70
+        assert len(result["episodes"]) == 3
+        assert result["score"] == pytest.approx(sum(result["episodes"]) / 3)
+        assert result["human_normalised"] is None
+        assert result["protocol"]["evaluation_episodes"] == 3
+        assert result["config"]["network"]["hidden"] == 8
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows] == list(range(1, 71))
+        assert "rl" not in rows[39]
+        assert {"rl", "spr", "cosine", "spread", "score", "games", "norm_agent"} <= rows[-1].keys()
+
+    folder = tmp_path / "spr" / "catch" / "seed-4"
+    assert main(["evaluate", str(folder), "--json", "--device", "cpu"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    # The same games with the same weights give the same scores.
+    assert again["episodes"] == json.loads((folder / "result.json").read_text())["episodes"]
+    assert main(["evaluate", str(folder), "--episodes", "2", "--seed", "1", "--device", "cpu"]) == 0
+    assert "over 2 games" in capsys.readouterr().out
+
+
+def test_an_agent_trains_the_same_alone_and_in_a_fleet(tmp_path):
+    """The whole loop: environment, actions, replay and draws of seed 1 do not depend on its neighbours."""
+    assert tiny(tmp_path / "fleet", "--seeds", "0", "1") == 0
+    assert tiny(tmp_path / "alone", "--seeds", "1") == 0
+    fleet, alone = (
+        json.loads((tmp_path / where / "spr/catch/seed-1/metrics.jsonl").read_text().splitlines()[-1])
+        for where in ("fleet", "alone")
+    )
+    for name in ("rl", "spr", "score", "games", "value"):
+        assert fleet[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-4)
+
+
+def test_a_real_game_is_scored_raw_and_learnt_clipped(tmp_path, capsys):
+    assert tiny(tmp_path, "--set", "evaluation.episodes=1", game="ms_pacman") == 0
+    result = json.loads((tmp_path / "spr/ms_pacman/seed-0/result.json").read_text())
+    assert result["protocol"]["name"] == "atari-100k"
+    assert result["score"] >= 60
+    assert result["human_normalised"] == pytest.approx((result["score"] - 307.3) / (6951.6 - 307.3))
+    assert "human-normalised" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "pnog"], "unknown game 'pnog'; did you mean 'pong'?"),
+        (["train", "catch", "--preset", "sprr"], "unknown preset 'sprr'; did you mean 'spr'?"),
+        (["train", "catch", "--sedes", "1"], "unknown option '--sedes'; did you mean '--seeds'?"),
+        (["train", "catch", "--device", "tpu"], "unknown device 'tpu'"),
+        (["train", "catch", "--steps", "0"], "schedule.steps must be between 1"),
+        (["train", "catch", "--steps", "-3"], "schedule.steps must be between 1"),
+        (["train", "catch", "--steps", "many"], "invalid int value: 'many'"),
+        (["train", "catch", "--seeds", "1", "2", "1"], "seed 1 is given twice"),
+        (["train", "catch", "--seeds", "-1"], "seeds must be between 0"),
+        (["train", "catch", "--set", "learner.dept=3"], "did you mean 'learner.depth'?"),
+        (["train", "catch", "--set", "learner.depth=deep"], "learner.depth takes a whole number"),
+        (["train", "CartPole-v1"], "images are needed"),
+        (["train", "Pendulum-v1"], "actions of type Box"),
+        (["train", "catch", "--set", "replay.capacity=99000000", "--steps", "99000000"], "GiB are free"),
+        (["train"], "required: game"),
+        (["trian", "catch"], "invalid choice: 'trian'"),
+        ([], "required: COMMAND"),
+        (["presets", "sp"], "unknown preset 'sp'"),
+        (["evaluate", "nowhere"], "nowhere is not a run's folder"),
+        (["bench", "--agents", "0"], "--agents takes numbers of at least 1"),
+    ],
+)
+def test_bad_input_ends_with_one_line_and_code_2(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.startswith("spr: ")
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "catch", "--device", "cuda"]) == 2
+    assert "no CUDA GPU can be used here" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_holds_a_run_is_not_touched_unless_asked(tmp_path, capsys):
+    assert tiny(tmp_path) == 0
+    result = tmp_path / "spr/catch/seed-0/result.json"
+    before = result.read_bytes()
+    assert tiny(tmp_path, "--seeds", "1", "0") == 2
+    assert "holds a finished run" in capsys.readouterr().err
+    assert result.read_bytes() == before
+    assert not (tmp_path / "spr/catch/seed-1").exists()
+    assert tiny(tmp_path, "--overwrite") == 0
+    assert result.read_bytes() != before
+
+
+def test_a_folder_with_foreign_files_is_refused(tmp_path, capsys):
+    foreign = tmp_path / "spr/catch/seed-0/thesis.tex"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("precious")
+    assert tiny(tmp_path) == 2
+    assert "holds thesis.tex, which is no part of a run" in capsys.readouterr().err
+    assert tiny(tmp_path, "--overwrite") == 2
+    assert foreign.read_text() == "precious"
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path, capsys):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    assert tiny(blocked) == 2
+    said = capsys.readouterr().err
+    assert "can't write to" in said
+    assert said.count("\n") == 1
+
+
+def test_evaluating_a_damaged_run_is_refused(tmp_path, capsys):
+    assert tiny(tmp_path) == 0
+    folder = tmp_path / "spr/catch/seed-0"
+    weights = folder / "agent.safetensors"
+    whole = weights.read_bytes()
+    capsys.readouterr()
+    for damage in (whole[: len(whole) // 2], b"", b"\xff" * 100):
+        weights.write_bytes(damage)
+        assert main(["evaluate", str(folder)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    weights.unlink()
+    assert main(["evaluate", str(folder)]) == 2
+    assert "its agent was not saved" in capsys.readouterr().err
+    weights.write_bytes(whole)
+    (folder / "config.json").write_text("{}")
+    assert main(["evaluate", str(folder)]) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_leaves_an_agent_that_can_be_played(number, tmp_path):
+    command = [sys.executable, "-c", "import sys; from spr.cli import main; sys.exit(main(sys.argv[1:]))"]
+    train = ["train", "catch", "--steps", "100000", "--device", "cpu", "--out", str(tmp_path), *TINY]
+    process = subprocess.Popen([*command, *train], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "spr/catch/seed-0/metrics.jsonl"
+    while not metrics.exists():
+        time.sleep(0.05)
+    os.kill(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == ""
+    assert "stopped after" in out
+    folder = metrics.parent
+    assert sorted(p.name for p in folder.iterdir()) == ["agent.safetensors", "config.json", "metrics.jsonl"]
+    assert main(["evaluate", str(folder), "--episodes", "1"]) == 0
+
+
+def test_help_explains_every_option(capsys):
+    for command in ("train", "evaluate", "presets", "bench", "doctor"):
+        with pytest.raises(SystemExit) as stop:
+            main([command, "--help"])
+        assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    options = "--preset --seeds --steps --device --out --overwrite --set --episodes --seed --json --agents --game"
+    assert all(option in shown for option in options.split())
+
+
+def test_presets_lists_and_explains(capsys):
+    assert main(["presets"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in ("spr", "spr_noaug", "rainbow", "rainbow_noaug", "0.415"))
+    assert main(["presets", "spr_noaug"]) == 0
+    shown = capsys.readouterr().out
+    assert "learner.tau" in shown
+    assert "0.99" in shown
+
+
+def test_doctor_finds_the_roms(capsys):
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "all 26 games" in shown
+    assert "GiB free" in shown
+
+
+def test_bench_gives_json(capsys):
+    assert main(["bench", "--game", "catch", "--preset", "rainbow", "--device", "cpu", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["agents"] == 1
+    assert row["update_ms"] > 0
+    assert row["step_ms"] > 2 * row["update_ms"]

@@ -1,0 +1,96 @@
+"""Learning, not just running: catch is learnt from pixels in minutes, and SPR's latents predict without collapsing."""
+
+import numpy as np
+import pytest
+import torch
+
+from spr.envs import make
+from spr.evaluate import play
+from spr.presets import preset_config
+from spr.train import assemble, beta_at, train
+
+# A smaller head, a shorter rollout and a larger step than the paper's, to be done in three minutes on one core.
+QUICK = {
+    "network.hidden": 128,
+    "learner.depth": 2,
+    "learner.learning_rate": 5e-4,
+    "replay.n_step": 5,
+    "schedule.random_steps": 2_000,
+    "schedule.steps": 2_700,
+}
+
+
+def test_catch_is_learnt_and_the_latents_predict_without_collapsing():
+    config = preset_config("spr").override(QUICK)
+    envs = make("catch", 1)
+    fleet = assemble(config, envs, [0], torch.device("cpu"))
+    rows = [tick.rows[0] for tick in train(fleet) if tick.rows]
+    params = {name: p.detach() for name, p in fleet.state.params.items()}
+    *_, chance = play(config, "catch", params, [0], epsilon=1.0)
+    *_, learnt = play(config, "catch", params, [0])
+    assert np.mean(chance.scores[0]) < 2.5  # of ten balls
+    assert np.mean(learnt.scores[0]) >= 9.0
+
+    learning = [row for row in rows if "cosine" in row]
+    assert learning[-1]["cosine"] > learning[0]["cosine"]
+    assert learning[-1]["cosine"] > 0.9
+    # 0 is collapse; a random encoder of these nearly black images starts near it, and learning spreads them out.
+    assert learning[-1]["spread"] > 0.05
+    assert learning[-1]["spread"] > learning[0]["spread"]
+
+
+def test_beta_rises_from_its_start_to_its_end():
+    config = preset_config("spr")
+    assert beta_at(config, 2_000) == pytest.approx(0.4)
+    assert beta_at(config, 51_000) == pytest.approx(0.7)
+    assert beta_at(config, 100_000) == pytest.approx(1.0)
+
+
+def test_the_loop_acts_randomly_then_learns_twice_per_step(monkeypatch):
+    config = preset_config("rainbow").override(
+        {"network.hidden": 4, "replay.batch": 2, "replay.n_step": 3, "schedule.random_steps": 30, "schedule.steps": 40}
+    )
+    fleet = assemble(config, make("catch", 2), [0, 1], torch.device("cpu"))
+    steps_at_update, greedy = [], []
+    update, act = fleet.learner.update, fleet.actor.greedy
+    monkeypatch.setattr(
+        fleet.learner, "update", lambda *args: (steps_at_update.append(fleet.replay.steps), update(*args))[1]
+    )
+    monkeypatch.setattr(fleet.actor, "greedy", lambda *args: (greedy.append(fleet.replay.steps), act(*args))[1])
+    assert [tick.step for tick in train(fleet)] == list(range(1, 41))
+    assert greedy == list(range(30, 40))
+    assert steps_at_update == [step for step in range(31, 41) for _ in range(2)]
+
+
+def test_stored_steps_are_what_the_environment_showed():
+    """Frames, ends, clipped rewards and actions of the replay against a recording of the environment itself."""
+    config = preset_config("rainbow").override(
+        {"network.hidden": 4, "replay.batch": 2, "replay.n_step": 3, "schedule.random_steps": 60, "schedule.steps": 90}
+    )
+    envs = make("ms_pacman", 2)
+    frames, outs, actions = [], [], []
+    reset, step = envs.reset, envs.step
+
+    def recorded_reset(seeds):
+        frames.append(reset(seeds))
+        return frames[0]
+
+    def recorded_step(action):
+        actions.append(action.copy())
+        outs.append(step(action))
+        frames.append(outs[-1].frame)
+        return outs[-1]
+
+    envs.reset, envs.step = recorded_reset, recorded_step
+    fleet = assemble(config, envs, [0, 1], torch.device("cpu"))
+    list(train(fleet))
+    envs.close()
+    replay = fleet.replay
+    assert (replay.frames.numpy() == np.stack(frames[:-1], 1)).all()
+    assert (replay.actions.numpy() == np.stack(actions, 1)).all()
+    raw = np.stack([out.reward for out in outs], 1)
+    assert raw.max() > 1
+    assert (replay.rewards.numpy() == np.clip(raw, -1, 1)).all()
+    ends = np.stack([out.terminal | out.truncated for out in outs], 1)
+    assert replay.first[:, 0].all()
+    assert (replay.first[:, 1:].numpy() == ends[:, :-1]).all()
