@@ -6,7 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 .PHONY: demo test lint clean
 
 demo: .venv/installed
-	$(BIN)/spr train catch --steps 2700 --set learner.learning_rate=0.0005 --out runs/demo --overwrite
+	$(BIN)/spr train catch --steps 2600 --set learner.learning_rate=0.0005 --out runs/demo --overwrite
 
 test: .venv/installed-dev lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal

@@ -23,7 +23,7 @@ from spr.envs import known_games, make, rom_problem
 from spr.errors import UserError, did_you_mean
 from spr.evaluate import play
 from spr.games import game_names, normalised, reference_table
-from spr.machine import DEVICES, choose_device, device_name, free_memory
+from spr.machine import DEVICES, choose_device, device_name, free_memory, keep_freed_memory
 from spr.presets import PRESETS, preset_config
 from spr.replay import memory_needed
 from spr.train import Tick, assemble, train
@@ -52,6 +52,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     console = Console()
+    keep_freed_memory()
     try:
         args = _parser().parse_args(argv)
         code: int = args.run(args, console)

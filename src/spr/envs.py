@@ -193,13 +193,13 @@ def _is_image(space: gymnasium.Space[Any]) -> bool:
 
 
 class Catch:
-    """The built-in game: ten balls fall, one after another, down a grid of 5x5 cells; move the paddle under each.
+    """The built-in game: ten balls fall, one after another, down a grid of 4x4 cells; move the paddle under each.
 
     Three actions (left, stay, right). A caught ball scores 1. Each ball is a life: its landing ends an episode for
-    learning while the game goes on, and the tenth ends the game. A random agent catches about one in five.
+    learning while the game goes on, and the tenth ends the game. A random agent catches about one in four.
     """
 
-    CELLS, CELL, BALLS = 5, SIDE // 5, 10
+    CELLS, CELL, BALLS = 4, SIDE // 4, 10
 
     def __init__(self, count: int) -> None:
         """Set `count` tables."""
@@ -251,6 +251,4 @@ class Catch:
         tables = np.arange(self._count)
         cells[tables, self.CELLS - 1, self._paddle] = 160
         cells[tables, self._row, self._column] = 255
-        drawn = cells.repeat(self.CELL, 1).repeat(self.CELL, 2)
-        margin = SIDE - drawn.shape[1]
-        return np.pad(drawn, ((0, 0), (margin // 2, margin - margin // 2), (margin // 2, margin - margin // 2)))
+        return cells.repeat(self.CELL, 1).repeat(self.CELL, 2)
