@@ -134,8 +134,8 @@ def test_a_folder_that_holds_a_run_is_not_touched_unless_asked(tmp_path, capsys)
     assert "holds a finished run" in capsys.readouterr().err
     assert result.read_bytes() == before
     assert not (tmp_path / "spr/catch/seed-1").exists()
-    assert tiny(tmp_path, "--overwrite") == 0
-    assert result.read_bytes() != before
+    assert tiny(tmp_path, "--overwrite", steps="71") == 0
+    assert json.loads(result.read_bytes())["steps"] == 71
 
 
 def test_a_folder_with_foreign_files_is_refused(tmp_path, capsys):
@@ -184,6 +184,7 @@ def test_a_stopped_run_leaves_an_agent_that_can_be_played(number, tmp_path):
     while not metrics.exists():
         time.sleep(0.05)
     os.kill(process.pid, number)
+    os.kill(process.pid, number)  # as `timeout` does: once to the process and once to its group
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == ""

@@ -23,7 +23,7 @@ from spr.envs import known_games, make, rom_problem
 from spr.errors import UserError, did_you_mean
 from spr.evaluate import play
 from spr.games import game_names, normalised, reference_table
-from spr.machine import DEVICES, choose_device, device_name, free_memory, keep_freed_memory
+from spr.machine import DEVICES, choose_device, device_name, free_memory, tune
 from spr.presets import PRESETS, preset_config
 from spr.replay import memory_needed
 from spr.train import Tick, assemble, train
@@ -52,7 +52,6 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     console = Console()
-    keep_freed_memory()
     try:
         args = _parser().parse_args(argv)
         code: int = args.run(args, console)
@@ -129,6 +128,7 @@ def _train(args: argparse.Namespace, console: Console) -> int:
     config = preset_config(args.preset).override(changes)
     seeds = _seeds(args.seeds)
     device = choose_device(args.device)
+    tune(device)
     need, free = memory_needed(config, len(seeds)), free_memory(device)
     if need > free:
         raise UserError(
@@ -188,6 +188,7 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
     changes = {} if args.episodes is None else {"evaluation.episodes": args.episodes}
     config = run.config.override(changes)
     device = choose_device(args.device)
+    tune(device)
     seed = run.seed if args.seed is None else _seeds([args.seed])[0]
     params = {name: tensor[None].to(device) for name, tensor in weights.items()}
     quiet = Console(stderr=True) if args.json else console
@@ -228,6 +229,7 @@ def _presets(args: argparse.Namespace, console: Console) -> int:
 def _bench(args: argparse.Namespace, console: Console) -> int:
     """Time one update, one action and one environment step of fleets, on a replay filled by random play."""
     device, config = choose_device(args.device), preset_config(args.preset)
+    tune(device)
     if any(agents < 1 for agents in args.agents):
         raise UserError("--agents takes numbers of at least 1")
     rows = [bench.measure(config, args.game, agents, device) for agents in args.agents]
@@ -317,7 +319,7 @@ def _play(
 def _summary(console: Console, out: Path, results: Sequence[dict[str, Any]]) -> None:
     table = Table(box=None, header_style="bold")
     reference = "human-normalised" if results[0]["human_normalised"] is not None else "random agent"
-    for column in ("game", "seed", "mean score", "of games", reference, "trained in", "evaluated in"):
+    for column in ("game", "seed", "mean score", "games", reference, "training", "evaluation"):
         table.add_column(column, justify="right")
     for result in results:
         human, chance = result["human_normalised"], result.get("random_score")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 _PLAIN_EVERY = 15.0  # seconds between lines where no bar can be drawn
+_SAME_WISH = 1.0  # seconds within which two signals are one wish
 _WINDOW = 10.0  # seconds over which the rate is taken
 
 
@@ -63,11 +64,15 @@ class Bar:
 
 
 class StopRequest:
-    """Turns the first Ctrl-C (or SIGTERM) into a wish that the loop can grant between two steps; a second one kills."""
+    """Turns the first Ctrl-C (or SIGTERM) into a wish that the loop can grant between two steps; a later one kills.
+
+    `timeout` and batch systems signal a process and then its whole group, so the same wish may arrive twice at once.
+    """
 
     def __init__(self) -> None:
         """Nobody has asked yet."""
         self.asked = False
+        self._when = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -79,9 +84,10 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _ask(self, *_: object) -> None:
-        if self.asked:
+        if self.asked and time.monotonic() - self._when > _SAME_WISH:
             raise KeyboardInterrupt
-        self.asked = True
+        if not self.asked:
+            self.asked, self._when = True, time.monotonic()
 
 
 def _clock(seconds: float) -> str:

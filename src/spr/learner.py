@@ -5,7 +5,7 @@ gradient of the sum of their losses is each agent's own gradient. Shapes: S agen
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from spr.networks import Networks
 from spr.replay import Batch, Replay
 
 Params = dict[str, Tensor]
+T = TypeVar("T")
 
 # Names by their beginning; what no group names (the predictor) is not clipped.
 _CLIP_GROUPS = {"agent": ("encoder.", "head."), "model": ("transition.",)}
@@ -51,7 +52,9 @@ class Learner:
             objective = Objective(self._networks(), self._networks(), frozenset(config.weights))
         objective.online.support = objective.online.support.to(device)
         self._objective = objective
-        self._losses: Callable[[Params, Params, Batch, Tensor, Draws], tuple[Tensor, Terms]] = vmap(self._agent_loss)
+        self._sample = _compiled(Replay.sample, device)
+        self._observations = _compiled(observations, device)
+        self._losses = _compiled(vmap(self._agent_loss), device)
 
     def init(self, seeds: Sequence[int]) -> LearnerState:
         """Initialise one agent per seed, each from its own stream of numbers."""
@@ -75,9 +78,9 @@ class Learner:
     def update(self, state: LearnerState, replay: Replay, draws: Draws, beta: Tensor) -> dict[str, Tensor]:
         """Do one update of every agent in place and return what to watch, [S] each."""
         config = self._config
-        batch = replay.sample(draws.sample, beta)
+        batch = self._sample(replay, draws.sample, beta)
         factor = draws.factor.to(self._dtype)
-        obs = observations(
+        obs = self._observations(
             batch.frames, replay.offsets, batch.visible, draws.shift, factor, largest_shift=config.augment.shift
         )
         loss, terms, grads = self.gradients(state, batch, obs, draws)
@@ -184,6 +187,11 @@ class Updates:
         with torch.cuda.graph(graph):
             self._watched = self._update()
         self._graph = graph
+
+
+def _compiled(function: Callable[..., T], device: torch.device) -> Callable[..., T]:
+    """Fuse a function's small kernels on a GPU, where their number rules the time; on a CPU leave it as it is."""
+    return torch.compile(function, fullgraph=True, dynamic=False) if device.type == "cuda" else function
 
 
 @torch.no_grad()

@@ -39,12 +39,16 @@ def free_memory(device: torch.device) -> int:
     raise UserError("can't read the free memory of this machine from /proc/meminfo")
 
 
-def keep_freed_memory() -> None:
-    """Ask the C library to keep freed memory for the next allocation instead of returning it to the system.
+def tune(device: torch.device) -> None:
+    """Set what holds for the whole process and makes updates faster: TF32 on a GPU, the allocator on a CPU.
 
     An update on a CPU takes and frees tens of megabytes several times over, and each time the system hands out fresh
-    pages it clears them first: that is a tenth of the update. Other C libraries than glibc are left as they are.
+    pages it clears them first: that is a tenth of the update. So the C library is asked to keep freed memory for the
+    next allocation; other libraries than glibc are left as they are.
     """
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+        return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 2**30)

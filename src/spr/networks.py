@@ -70,6 +70,40 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return (weight @ x.mT).mT + bias
 
 
+def convolve(x: Tensor, layer: nn.Conv2d) -> Tensor:
+    """Apply a convolution [B, C, H, W] -> [B, out, H', W'] the way the device does it best.
+
+    A CPU has fast convolutions. On a GPU a fleet's convolutions are grouped ones, which are slow in every library, so
+    there it is one matrix product followed by a sum of shifted slices.
+    """
+    if x.device.type == "cpu":
+        y: Tensor = layer(x)
+        return y
+    return shift_and_add(x, layer)
+
+
+def shift_and_add(x: Tensor, layer: nn.Conv2d) -> Tensor:
+    """Convolve by one matrix product: every tap's product at every place, then shifted so that taps meet, and summed.
+
+    A stride is folded into the channels first (blocks of stride x stride pixels become one place), so that no product
+    is computed that the convolution would not. Unlike patches, nothing overlaps: the gradient needs no atomic addition.
+    """
+    stride, padding = layer.stride[0], int(layer.padding[0])
+    out, channels, kernel, _ = layer.weight.shape
+    taps = kernel // stride
+    if padding:
+        x = F.pad(x, (padding,) * 4)
+    batch, _, height, width = x.shape
+    rows, columns = height // stride, width // stride
+    blocks = x.reshape(batch, channels, rows, stride, columns, stride).permute(0, 2, 4, 1, 3, 5)
+    weight = layer.weight.view(out, channels, taps, stride, taps, stride).permute(1, 3, 5, 2, 4, 0)
+    products = blocks.reshape(batch * rows * columns, -1) @ weight.reshape(channels * stride**2, -1)
+    products = products.view(batch, rows, columns, taps, taps, out)
+    high, wide = rows - taps + 1, columns - taps + 1
+    shifted = [products[:, i : i + high, j : j + wide, i, j] for i in range(taps) for j in range(taps)]
+    return (sum(shifted[1:], shifted[0]) + layer.bias).permute(0, 3, 1, 2)  # type: ignore[operator]
+
+
 class Encoder(nn.Module):
     """f: observations [B, 4, 84, 84] in [0, 1] (augmentation may exceed it) -> latents [B, 64, 7, 7] in [0, 1]."""
 
@@ -82,7 +116,7 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor, keep: tuple[Tensor, ...] = ()) -> Tensor:
         """Encode; with dropout on, `keep` holds a mask per layer: 0, or 1 / (1 - p)."""
         for i, conv in enumerate((self.conv1, self.conv2, self.conv3)):
-            x = F.relu(conv(x))
+            x = F.relu(convolve(x, conv))
             if keep:
                 x = x * keep[i]
         return renormalise(x)
@@ -103,8 +137,11 @@ class TransitionModel(nn.Module):
         # Comparing with a range, not F.one_hot: that one reads the data on the host, which no graph can capture.
         one_hot = action[:, None] == torch.arange(self.actions, device=action.device)
         planes = one_hot.to(z.dtype)[:, :, None, None].expand(-1, -1, *LATENT[1:])
-        x = self.bn(F.relu(self.conv1(torch.cat([z, planes], 1))))
-        return renormalise(F.relu(self.conv2(x)))
+        x = F.relu(convolve(torch.cat([z, planes], 1), self.conv1))
+        # Written out because the library's batch norm refuses, under vmap on a GPU, the layout that `convolve` returns.
+        variance, mean = torch.var_mean(x, (0, 2, 3), correction=0, keepdim=True)
+        x = (x - mean) * (variance + self.bn.eps).rsqrt() * self.bn.weight[:, None, None] + self.bn.bias[:, None, None]
+        return renormalise(F.relu(convolve(x, self.conv2)))
 
 
 class NoisyLinear(nn.Module):
