@@ -31,6 +31,8 @@ def test_catch_is_learnt_and_the_latents_predict_without_collapsing():
     assert np.mean(chance.scores[0]) < 3.5  # of ten balls
     assert np.mean(learnt.scores[0]) >= 9.0
 
+    assert rows[0]["action_entropy"] == pytest.approx(np.log(3), abs=0.1)  # random at first
+
     learning = [row for row in rows if "cosine" in row]
     assert learning[-1]["cosine"] > learning[0]["cosine"]
     assert learning[-1]["cosine"] > 0.9

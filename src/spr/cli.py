@@ -154,7 +154,7 @@ def _train(args: argparse.Namespace, console: Console) -> int:
                 bar.show(tick.step, _figures(tick, row))
                 for run, values in zip(mine, tick.rows or [], strict=False):
                     runs.log(run, values | {"seconds": round(time.monotonic() - began, 3)})
-                if stop.asked:
+                if stop.check():
                     break
         train_seconds = time.monotonic() - began
         for i, run in enumerate(mine):

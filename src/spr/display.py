@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 _PLAIN_EVERY = 15.0  # seconds between lines where no bar can be drawn
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 _SAME_WISH = 1.0  # seconds within which two signals are one wish
 _WINDOW = 10.0  # seconds over which the rate is taken
 
@@ -76,12 +77,23 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.getsignal(number) for number in _STOPPING}
+        self.check()
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def check(self) -> bool:
+        """Say whether somebody has asked; called between steps.
+
+        The handlers are put in place again each time, because a compiler that runs inside the process may install its
+        own below Python's notice: LLVM's, which Triton brings, end the process without a word.
+        """
+        for number in _STOPPING:
+            signal.signal(number, self._ask)
+        return self.asked
 
     def _ask(self, *_: object) -> None:
         if self.asked and time.monotonic() - self._when > _SAME_WISH:

@@ -64,7 +64,7 @@ def train(fleet: Fleet) -> Iterator[Tick]:
     """Train a fleet to the end of its schedule, one tick per environment step; its state is changed in place."""
     config, device = fleet.config, fleet.device
     schedule, replay, dice = config.schedule, fleet.replay, fleet.dice
-    games = _Games(len(fleet.seeds))
+    games = _Games(len(fleet.seeds), fleet.envs.actions)
     seen = _Running()
     update = Updates(fleet.learner, fleet.state, replay, dice)
     every = max(1, schedule.steps // _ROWS)
@@ -75,12 +75,13 @@ def train(fleet: Fleet) -> Iterator[Tick]:
         learning = step >= schedule.random_steps
         fleet.actor.observe(frame[:, None], first[:, None])
         action = fleet.actor.greedy(fleet.state.params, dice.head_noise()) if learning else dice.actions()
-        out = fleet.envs.step(action[:, 0].cpu().numpy())
+        chosen = action[:, 0].cpu().numpy()
+        out = fleet.envs.step(chosen)
         reward = torch.from_numpy(out.reward).to(device).clamp(-1, 1)
         replay.append(frame, first, action[:, 0], reward, torch.from_numpy(out.truncated).to(device))
         frame = torch.from_numpy(out.frame).to(device)
         first = torch.from_numpy(out.terminal | out.truncated).to(device)
-        games.count(out.reward, out.game_over)
+        games.count(chosen, out.reward, out.game_over)
 
         if learning:
             update.beta.fill_(beta_at(config, step))
@@ -103,14 +104,16 @@ def beta_at(config: Config, step: int) -> float:
 
 
 class _Games:
-    """Raw scores of the games each agent has played while training."""
+    """What each agent did and scored while training; a low entropy of actions says that it no longer explores."""
 
-    def __init__(self, agents: int) -> None:
+    def __init__(self, agents: int, actions: int) -> None:
         self._running = np.zeros(agents)
+        self._chosen = np.zeros((agents, actions))
         self._recent: list[deque[float]] = [deque(maxlen=_RECENT) for _ in range(agents)]
         self._finished = [0] * agents
 
-    def count(self, reward: Any, game_over: Any) -> None:
+    def count(self, chosen: Any, reward: Any, game_over: Any) -> None:
+        self._chosen[np.arange(len(chosen)), chosen] += 1
         self._running += reward
         for agent in np.flatnonzero(game_over):
             self._recent[agent].append(float(self._running[agent]))
@@ -121,7 +124,13 @@ class _Games:
         return [fmean(scores) if scores else None for scores in self._recent]
 
     def rows(self) -> list[dict[str, Any]]:
-        return [{"games": games, "score": score} for games, score in zip(self._finished, self.recent(), strict=True)]
+        share = self._chosen / self._chosen.sum(1, keepdims=True)
+        entropy = -(share * np.log(np.where(share > 0, share, 1))).sum(1)
+        self._chosen[:] = 0
+        return [
+            {"games": games, "score": score, "action_entropy": float(nats)}
+            for games, score, nats in zip(self._finished, self.recent(), entropy, strict=True)
+        ]
 
 
 class _Running:

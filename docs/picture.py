@@ -1,0 +1,48 @@
+"""Draws the README's picture from a run of `catch`: python docs/picture.py RUN docs/training.png."""
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from spr.envs import make
+
+
+def main(run: Path, out: Path) -> None:
+    """Show one falling ball as the agent sees it, the score while training, and what SPR's loss does meanwhile."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    learning = [row for row in rows if "cosine" in row]
+    random_steps = result["config"]["schedule"]["random_steps"]
+
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    figure, (seen, score, latent) = plt.subplots(1, 3, figsize=(11, 3), layout="constrained", width_ratios=(1.35, 1, 1))
+    envs = make("catch", 1)
+    frames = [envs.reset([4])[0]] + [envs.step(np.array([a])).frame[0] for a in (2, 1)]
+    strip = np.concatenate([np.pad(frame, 3, constant_values=90) for frame in frames], 1)
+    seen.imshow(strip, cmap="gray", vmin=0, vmax=255)
+    seen.set_title("what the agent sees: a ball, a paddle")
+    seen.set_axis_off()
+
+    score.plot(
+        [row["step"] for row in rows if row["score"] is not None], [r["score"] for r in rows if r["score"] is not None]
+    )
+    score.axhline(result["random_score"], color="0.5", linestyle="--", linewidth=1)
+    score.text(0, result["random_score"] + 0.2, "random agent", color="0.4")
+    score.plot(result["steps"], result["score"], "o", color="C1", clip_on=False)
+    score.annotate("100 games\nafterwards", (result["steps"], result["score"]), (-62, -24), textcoords="offset points")
+    score.axvline(random_steps, color="0.8", linewidth=1)
+    score.set(xlabel="environment steps", ylim=(0, 10.4), title="balls caught of ten, last ten games")
+
+    steps = [row["step"] for row in learning]
+    latent.plot(steps, [row["cosine"] for row in learning], label="prediction's cosine with the future")
+    latent.plot(steps, [row["spread"] for row in learning], label="spread of latents (0 is collapse)")
+    latent.set(xlabel="environment steps", ylim=(0, 1.05), title="self-prediction")
+    latent.legend(frameon=False, loc="center right", fontsize=8)
+    figure.savefig(out, dpi=130)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

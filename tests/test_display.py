@@ -1,0 +1,58 @@
+"""What a person sees and how a person stops: lines in a pipe, and signals that are wishes."""
+
+import ctypes
+import io
+import os
+import signal
+import time
+
+import pytest
+from rich.console import Console
+
+from spr import display
+from spr.display import Bar, StopRequest
+
+
+def test_a_pipe_gets_readable_lines(monkeypatch):
+    monkeypatch.setattr(display, "_PLAIN_EVERY", 0.0)
+    file = io.StringIO()
+    with Bar(Console(file=file), "training", 200, "steps") as bar:
+        bar.show(50, "score 1.0")
+        time.sleep(0.01)
+        bar.show(200, "score 2.0")
+    first, second = file.getvalue().splitlines()
+    assert first.startswith("training: 50/200, ")
+    assert "steps/s" in first
+    assert first.endswith("score 1.0")
+    assert "200/200" in second
+    assert "0:00:00 left" in second
+
+
+def test_a_terminal_gets_a_bar():
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=120)
+    with Bar(console, "training", 200, "steps") as bar:
+        bar.show(100, "rl 1.25")
+    assert "training" in file.getvalue()
+    assert "rl 1.25" in file.getvalue()
+
+
+def test_the_first_signal_asks_and_a_later_one_kills(monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    with StopRequest() as stop:
+        assert not stop.check()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)  # the same wish, sent to the process and to its group
+        assert stop.check()
+        monkeypatch.setattr(display, "_SAME_WISH", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_handler_that_native_code_replaced_is_put_back():
+    with StopRequest() as stop:
+        ctypes.CDLL(None).signal(signal.SIGTERM, None)  # SIG_DFL, behind Python's back: the next SIGTERM would kill
+        assert not stop.check()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.check()
