@@ -30,7 +30,8 @@ def main(run: Path, out: Path) -> None:
         [row["step"] for row in rows if row["score"] is not None], [r["score"] for r in rows if r["score"] is not None]
     )
     score.axhline(result["random_score"], color="0.5", linestyle="--", linewidth=1)
-    score.text(0, result["random_score"] + 0.2, "random agent", color="0.4")
+    score.text(0, result["random_score"] - 1.6, "random agent (dashed)", color="0.4")
+    score.text(random_steps - 40, 0.2, "learning starts", color="0.4", ha="right")
     score.plot(result["steps"], result["score"], "o", color="C1", clip_on=False)
     score.annotate("100 games\nafterwards", (result["steps"], result["score"]), (-62, -24), textcoords="offset points")
     score.axvline(random_steps, color="0.8", linewidth=1)

@@ -1,5 +1,6 @@
 """The commands as a person uses them: a whole tiny run, and every way to ask for nonsense."""
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import time
 import pytest
 import torch
 
+from spr import runs
 from spr.cli import main
 
 TINY = [
@@ -157,6 +159,20 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, capsys):
     assert said.count("\n") == 1
 
 
+def test_a_fleet_is_created_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
+    write = runs._write_json
+
+    def full_disk(path, data):
+        if path.parent.name == "seed-1":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, data)
+
+    monkeypatch.setattr(runs, "_write_json", full_disk)
+    assert tiny(tmp_path, "--seeds", "0", "1") == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert list((tmp_path / "spr/catch").iterdir()) == []
+
+
 def test_evaluating_a_damaged_run_is_refused(tmp_path, capsys):
     assert tiny(tmp_path) == 0
     folder = tmp_path / "spr/catch/seed-0"
@@ -178,7 +194,7 @@ def test_evaluating_a_damaged_run_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_leaves_an_agent_that_can_be_played(number, tmp_path):
     command = [sys.executable, "-c", "import sys; from spr.cli import main; sys.exit(main(sys.argv[1:]))"]
-    train = ["train", "catch", "--steps", "100000", "--device", "cpu", "--out", str(tmp_path), *TINY]
+    train = ["train", "catch", "--steps", "9000", "--device", "cpu", "--out", str(tmp_path), *TINY]
     process = subprocess.Popen([*command, *train], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "spr/catch/seed-0/metrics.jsonl"
     while not metrics.exists():

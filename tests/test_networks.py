@@ -17,6 +17,7 @@ from spr.networks import (
     linear,
     renormalise,
     scale_gradient,
+    shift_and_add,
 )
 
 
@@ -60,6 +61,25 @@ def test_noisy_linear_initialisation():
 def test_linear_is_linear():
     x, w, b = torch.randn(4, 7), torch.randn(3, 7), torch.randn(3)
     torch.testing.assert_close(linear(x, w, b), torch.nn.functional.linear(x, w, b))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "kernel", "stride", "padding", "side"),
+    [(4, 32, 8, 4, 0, 84), (32, 64, 4, 2, 0, 20), (64, 64, 3, 1, 0, 9), (70, 64, 3, 1, 1, 7)],
+)
+def test_a_convolution_by_shifting_and_adding_equals_the_librarys(inputs, outputs, kernel, stride, padding, side):
+    layer = torch.nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, dtype=torch.float64)
+    x = torch.randn(3, inputs, side, side, dtype=torch.float64, requires_grad=True)
+    expected, actual = layer(x), shift_and_add(x, layer)
+    torch.testing.assert_close(actual, expected)
+    weights = torch.randn_like(expected)
+    wanted = [x, layer.weight, layer.bias]
+    for ours, theirs in zip(
+        torch.autograd.grad((actual * weights).sum(), wanted),
+        torch.autograd.grad((expected * weights).sum(), wanted),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_dueling_head_adds_value_to_centred_advantages():

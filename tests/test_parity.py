@@ -109,7 +109,7 @@ def computed():
     }
 
 
-def close(actual, expected):
+def assert_close(actual, expected):
     torch.testing.assert_close(actual.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-9)
 
 
@@ -117,20 +117,20 @@ def test_q_values_before_and_after_n_steps(computed):
     networks = computed["learner"]._objective.online
     params = {name: value[0] for name, value in computed["state"].params.items()}
     noise = HeadNoise(*(LayerNoise(layer.input[0], layer.output[0]) for layer in computed["noise"]))
-    close(functional_call(networks, params, (computed["obs"][0, 0], noise)), GOLDEN["q_values"])
-    close(functional_call(networks, params, (computed["obs"][0, -1], noise)), GOLDEN["next_q_values"])
+    assert_close(functional_call(networks, params, (computed["obs"][0, 0], noise)), GOLDEN["q_values"])
+    assert_close(functional_call(networks, params, (computed["obs"][0, -1], noise)), GOLDEN["next_q_values"])
 
 
 def test_rl_loss_and_kl(computed):
-    close(computed["terms"].losses["rl"][0], GOLDEN["rl_loss"])
-    close(computed["terms"].kl[0], GOLDEN["kl"])
+    assert_close(computed["terms"].losses["rl"][0], GOLDEN["rl_loss"])
+    assert_close(computed["terms"].kl[0], GOLDEN["kl"])
 
 
 def test_total_loss(computed):
     # The golden total counts 1 - cosine for each unmasked step; the objective leaves the constant out.
     constant = (WEIGHTS * 2 * computed["mask"][0].sum(-1)).mean()
-    close(computed["loss"][0] + constant, GOLDEN["total"])
-    close((WEIGHTS * computed["terms"].losses["rl"][0]).mean(), GOLDEN["total_rl"])
+    assert_close(computed["loss"][0] + constant, GOLDEN["total"])
+    assert_close((WEIGHTS * computed["terms"].losses["rl"][0]).mean(), GOLDEN["total_rl"])
 
 
 def test_spr_loss_sums_the_unmasked_cosines(computed):
@@ -155,7 +155,7 @@ def test_every_cosine_before_masking(computed):
 def test_gradient_norm_of_each_layer(computed, layer):
     mine = [grad for name, grad in computed["grads"].items() if name.startswith(LAYERS[layer] + ".")]
     norm = torch.stack([grad.square().sum() for grad in mine]).sum().sqrt()
-    close(norm, GOLDEN["grad_norm"][layer])
+    assert_close(norm, GOLDEN["grad_norm"][layer])
 
 
 def test_cosine_of_hand_computed_vectors():

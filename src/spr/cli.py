@@ -26,7 +26,7 @@ from spr.games import game_names, normalised, reference_table
 from spr.machine import DEVICES, choose_device, device_name, free_memory, tune
 from spr.presets import PRESETS, preset_config
 from spr.replay import memory_needed
-from spr.train import Tick, assemble, train
+from spr.train import Fleet, Tick, assemble, train
 
 _INTERRUPTED = 130
 
@@ -129,16 +129,11 @@ def _train(args: argparse.Namespace, console: Console) -> int:
     seeds = _seeds(args.seeds)
     device = choose_device(args.device)
     tune(device)
-    need, free = memory_needed(config, len(seeds)), free_memory(device)
-    if need > free:
-        raise UserError(
-            f"the replay of {len(seeds)} agents takes {need / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free "
-            f"on the {device.type}: train fewer seeds at once, or set a smaller replay.capacity"
-        )
+    _refuse_too_large(config, len(seeds), device)
     paths = [runs.folder(args.out, args.preset, args.game, seed) for seed in seeds]
+    runs.refuse_taken(paths, args.overwrite)
     envs = make(args.game, len(seeds))
     try:
-        runs.refuse_taken(paths, args.overwrite)
         mine = [
             runs.Run(path, args.preset, args.game, seed, config, envs.protocol)
             for path, seed in zip(paths, seeds, strict=True)
@@ -146,40 +141,59 @@ def _train(args: argparse.Namespace, console: Console) -> int:
         fleet = assemble(config, envs, seeds, device)
         runs.create(mine)
         console.print(f"{args.preset} on {args.game}, seeds {' '.join(map(str, seeds))}, {device_name(device)}")
-        began = time.monotonic()
-        with StopRequest() as stop, Bar(console, "training", config.schedule.steps, "steps") as bar:
-            row: list[dict[str, Any]] = []
-            for tick in train(fleet):
-                row = tick.rows or row
-                bar.show(tick.step, _figures(tick, row))
-                for run, values in zip(mine, tick.rows or [], strict=False):
-                    runs.log(run, values | {"seconds": round(time.monotonic() - began, 3)})
-                if stop.check():
-                    break
-        train_seconds = time.monotonic() - began
+        steps, seconds = _learn(console, fleet, mine)
         for i, run in enumerate(mine):
             runs.save_agent(run, {name: p[i] for name, p in fleet.state.params.items()})
     finally:
         envs.close()
-    if stop.asked:
-        console.print(f"stopped after {tick.step:,} steps; the agent so far can be played: spr evaluate {paths[0]}")
+    if steps < config.schedule.steps:
+        console.print(f"stopped after {steps:,} steps; the agent so far can be played: spr evaluate {paths[0]}")
         return _INTERRUPTED
+    _summary(console, args.out, _judge(console, fleet, mine, seconds))
+    return 0
+
+
+def _refuse_too_large(config: Config, agents: int, device: torch.device) -> None:
+    need, free = memory_needed(config, agents), free_memory(device)
+    if need > free:
+        raise UserError(
+            f"the replay of {agents} agents takes {need / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free "
+            f"on the {device.type}: train fewer seeds at once, or set a smaller replay.capacity"
+        )
+
+
+def _learn(console: Console, fleet: Fleet, mine: Sequence[runs.Run]) -> tuple[int, float]:
+    """Train to the end, or until somebody asks to stop; return the steps made and the seconds they took."""
     began = time.monotonic()
-    episodes = _play(console, config, args.game, dict(fleet.state.params), seeds)
-    measured = {
+    last: list[dict[str, Any]] = []
+    with StopRequest() as stop, Bar(console, "training", fleet.config.schedule.steps, "steps") as bar:
+        for tick in train(fleet):
+            last = tick.rows or last
+            bar.show(tick.step, _figures(tick, last))
+            if tick.rows:
+                for run, row in zip(mine, tick.rows, strict=True):
+                    runs.log(run, row | {"seconds": round(time.monotonic() - began, 3)})
+            if stop.check():
+                break
+    return tick.step, time.monotonic() - began
+
+
+def _judge(console: Console, fleet: Fleet, mine: Sequence[runs.Run], train_seconds: float) -> list[dict[str, Any]]:
+    """Play the evaluation's games and store the results; where no random score is published, measure one beside."""
+    began = time.monotonic()
+    config, game, params = fleet.config, mine[0].game, dict(fleet.state.params)
+    episodes = _play(console, config, game, params, fleet.seeds)
+    measured: dict[str, Any] = {
         "train_seconds": round(train_seconds, 1),
         "eval_seconds": round(time.monotonic() - began, 1),
-        "agents_together": len(seeds),
-        "device": device_name(device),
+        "agents_together": len(mine),
+        "device": device_name(fleet.device),
     }
-    if normalised(args.game, 0.0) is None:
-        chance = _play(console, config, args.game, dict(fleet.state.params), seeds, epsilon=1.0)
-        extra = [{"random_score": sum(games) / len(games)} for games in chance]
-    else:
-        extra = [{} for _ in seeds]
-    results = [runs.save_result(run, e, measured | x) for run, e, x in zip(mine, episodes, extra, strict=True)]
-    _summary(console, args.out, results)
-    return 0
+    extra: list[dict[str, Any]] = [{} for _ in mine]
+    if normalised(game, 0.0) is None:
+        chance = _play(console, config, game, params, fleet.seeds, epsilon=1.0)
+        extra = [{"random_score": sum(scores) / len(scores)} for scores in chance]
+    return [runs.save_result(run, e, measured | x) for run, e, x in zip(mine, episodes, extra, strict=True)]
 
 
 def _evaluate(args: argparse.Namespace, console: Console) -> int:

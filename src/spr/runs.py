@@ -43,11 +43,12 @@ def folder(out: Path, preset: str, game: str, seed: int) -> Path:
 def refuse_taken(paths: Sequence[Path], overwrite: bool) -> None:
     """Refuse folders that are in use, before anything is written; foreign files are never overwritten."""
     for path in paths:
-        if not path.exists():
+        try:
+            found = sorted(entry.name for entry in path.iterdir())
+        except FileNotFoundError:
             continue
-        if not path.is_dir():
-            raise UserError(f"{path} is in the way: it is not a folder")
-        found = sorted(entry.name for entry in path.iterdir())
+        except OSError as error:
+            raise _unusable(path, error) from error
         foreign = [name for name in found if name.removesuffix(".part") not in _KNOWN]
         if foreign:
             raise UserError(f"{path} holds {foreign[0]}, which is no part of a run: choose another --out")
@@ -57,25 +58,27 @@ def refuse_taken(paths: Sequence[Path], overwrite: bool) -> None:
 
 
 def create(runs: Sequence[Run]) -> None:
-    """Make the runs' folders with their config.json; whatever one held before is gone."""
+    """Make the runs' folders with their config.json, all or none; whatever one held before is gone."""
+    made: list[Path] = []
     for run in runs:
+        description = {
+            "preset": run.preset,
+            "game": run.game,
+            "seed": run.seed,
+            "version": __version__,
+            "protocol": run.protocol,
+            "config": run.config.to_dict(),
+        }
         try:
             if run.path.exists():
                 shutil.rmtree(run.path)
             run.path.mkdir(parents=True)
-            _write_json(
-                run.path / "config.json",
-                {
-                    "preset": run.preset,
-                    "game": run.game,
-                    "seed": run.seed,
-                    "version": __version__,
-                    "protocol": run.protocol,
-                    "config": run.config.to_dict(),
-                },
-            )
+            made.append(run.path)
+            _write_json(run.path / "config.json", description)
         except OSError as error:
-            raise UserError(f"can't write to {run.path}: {error.strerror or error}") from error
+            for path in made:
+                shutil.rmtree(path, ignore_errors=True)
+            raise _unusable(run.path, error) from error
 
 
 def log(run: Run, row: dict[str, Any]) -> None:
@@ -125,6 +128,10 @@ def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UserError(f"{path} can't be read: {type(error).__name__}: {' '.join(str(error).split())}") from error
     return run, {name: tensor.to(torch.float32) for name, tensor in weights.items()}
+
+
+def _unusable(path: Path, error: OSError) -> UserError:
+    return UserError(f"can't write to {path}: {error.strerror or error}")
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:
