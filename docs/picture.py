@@ -6,8 +6,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from numpy.typing import NDArray
 
-from spr.envs import make
+from spr.envs import Envs, make
 
 
 def main(run: Path, out: Path) -> None:
@@ -20,7 +21,7 @@ def main(run: Path, out: Path) -> None:
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     figure, (seen, score, latent) = plt.subplots(1, 3, figsize=(11, 3), layout="constrained", width_ratios=(1.35, 1, 1))
     envs = make("catch", 1)
-    frames = [envs.reset([4])[0]] + [envs.step(np.array([a])).frame[0] for a in (2, 1)]
+    frames = [envs.reset([4])[0]] + [_after(envs, a) for a in (2, 1)]
     strip = np.concatenate([np.pad(frame, 3, constant_values=90) for frame in frames], 1)
     seen.imshow(strip, cmap="gray", vmin=0, vmax=255)
     seen.set_title("what the agent sees: a ball, a paddle")
@@ -43,6 +44,12 @@ def main(run: Path, out: Path) -> None:
     latent.set(xlabel="environment steps", ylim=(0, 1.05), title="self-prediction")
     latent.legend(frameon=False, loc="center right", fontsize=8)
     figure.savefig(out, dpi=130)
+
+
+def _after(envs: Envs, action: int) -> NDArray[np.uint8]:
+    envs.send(np.array([action]))
+    frame: NDArray[np.uint8] = envs.receive().frame[0]
+    return frame
 
 
 if __name__ == "__main__":

@@ -10,12 +10,17 @@ from spr.errors import UserError
 from spr.games import game_names
 
 
+def step(envs, action):
+    envs.send(action)
+    return envs.receive()
+
+
 def play(envs, seeds, steps, seed=0):
     random = np.random.default_rng(seed)
     frames = [envs.reset(seeds)]
     outs = []
     for _ in range(steps):
-        outs.append(envs.step(random.integers(0, envs.actions, len(seeds))))
+        outs.append(step(envs, random.integers(0, envs.actions, len(seeds))))
         frames.append(outs[-1].frame)
     envs.close()
     return np.stack(frames), outs
@@ -38,7 +43,7 @@ def test_a_lost_life_does_not_reset_breakout():
     terminals = overs = 0
     walls = []
     while overs < 2:
-        out = envs.step(random.integers(0, 4, 1))
+        out = step(envs, random.integers(0, 4, 1))
         terminals += int(out.terminal[0])
         overs += int(out.game_over[0])
         if out.terminal[0] and not out.game_over[0]:
@@ -54,7 +59,7 @@ def test_a_lost_life_does_not_reset_breakout():
 def test_no_fire_is_pressed_for_the_player():
     envs = make("breakout", 1)
     frames = [envs.reset([0])]
-    frames += [envs.step(np.zeros(1, np.int64)).frame for _ in range(30)]
+    frames += [step(envs, np.zeros(1, np.int64)).frame for _ in range(30)]
     envs.close()
     below_the_wall = np.stack(frames)[:, 0, 40:72, 10:74]  # without FIRE no ball ever flies here
     assert (below_the_wall == below_the_wall[0]).all()
@@ -73,7 +78,7 @@ def test_same_seed_and_actions_give_the_same_game_in_any_vector():
     frames = [wide.reset([5, 11, 8])]
     for _ in range(300):
         action = random.integers(0, wide.actions, 1)
-        frames.append(wide.step(np.array([0, action[0], 3])).frame)
+        frames.append(step(wide, np.array([0, action[0], 3])).frame)
     wide.close()
     assert (np.stack(frames)[:, 1] == one[:, 0]).all()
     other, _ = play(make("seaquest", 1), [12], 300)
@@ -156,7 +161,7 @@ def test_any_image_game_of_gymnasium_is_played():
     assert envs.actions == 3
     frames = envs.reset([0, 1])
     assert frames.shape == (2, 84, 84)
-    outs = [envs.step(np.array([0, 2])) for _ in range(15)]
+    outs = [step(envs, np.array([0, 2])) for _ in range(15)]
     assert [out.frame[0, 3, 3] for out in outs[:5]] == [50, 100, 150, 200, 0]  # the next game's first frame at its end
     assert outs[0].reward.tolist() == [1, 3]
     ends = [(bool(out.terminal[0]), bool(out.truncated[0]), bool(out.game_over[0])) for out in outs]
@@ -195,10 +200,10 @@ def test_catch_by_hand():
     envs = Catch(1)
     envs.reset([0])
     envs._column[0], envs._paddle[0], envs._row[0] = 3, 2, 0
-    outs = [envs.step(np.array([a])) for a in (2, 2)]
+    outs = [step(envs, np.array([a])) for a in (2, 2)]
     assert not any(out.terminal[0] or out.reward[0] for out in outs)
     assert envs._row[0] == 2
-    caught = envs.step(np.array([1]))
+    caught = step(envs, np.array([1]))
     assert caught.reward[0] == 1
     assert caught.terminal[0]
     assert not caught.game_over[0]
@@ -208,7 +213,7 @@ def test_catch_ends_after_ten_balls_and_random_play_catches_about_one_in_four():
     envs = Catch(200)
     envs.reset(range(200))
     random = np.random.default_rng(0)
-    outs = [envs.step(random.integers(0, 3, 200)) for _ in range(30)]
+    outs = [step(envs, random.integers(0, 3, 200)) for _ in range(30)]
     assert all(not out.game_over.any() for out in outs[:-1])
     assert outs[-1].game_over.all()
     caught = np.stack([out.reward for out in outs]).sum(0).mean()

@@ -28,8 +28,10 @@ class Lengths:
         self.lives = 0
         return np.zeros((self.count, 84, 84), np.uint8)
 
-    def step(self, action):
+    def send(self, action):
         assert action.shape == (self.count,)
+
+    def receive(self):
         self.left -= 1
         over = self.left == 0
         for i in np.flatnonzero(over):
@@ -48,7 +50,7 @@ def agents(seeds, config):
 
 
 def test_every_game_fixed_up_front_is_finished_whatever_its_length(monkeypatch):
-    monkeypatch.setattr(evaluate, "make", lambda _, count: Lengths(count))
+    monkeypatch.setattr(evaluate, "make", lambda _, count, threads: Lengths(count))  # noqa: ARG005
     monkeypatch.setattr(evaluate, "_TABLES", 4)
     config = Config().override({"evaluation.episodes": 10, "network.hidden": 4})
     *_, last = play(config, "any", agents([0, 5], config), [0, 5])

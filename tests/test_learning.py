@@ -71,19 +71,22 @@ def test_stored_steps_are_what_the_environment_showed():
     )
     envs = make("ms_pacman", 2)
     frames, outs, actions = [], [], []
-    reset, step = envs.reset, envs.step
+    reset, send, receive = envs.reset, envs.send, envs.receive
 
     def recorded_reset(seeds):
         frames.append(reset(seeds))
         return frames[0]
 
-    def recorded_step(action):
+    def recorded_send(action):
         actions.append(action.copy())
-        outs.append(step(action))
+        send(action)
+
+    def recorded_receive():
+        outs.append(receive())
         frames.append(outs[-1].frame)
         return outs[-1]
 
-    envs.reset, envs.step = recorded_reset, recorded_step
+    envs.reset, envs.send, envs.receive = recorded_reset, recorded_send, recorded_receive
     fleet = assemble(config, envs, [0, 1], torch.device("cpu"))
     list(train(fleet))
     envs.close()

@@ -77,9 +77,8 @@ def fill(config, ends, actions, rewards, agents=1):
             torch.full((agents, 84, 84), (t + 1) % 256, dtype=torch.uint8),
             torch.full((agents,), first),
             torch.full((agents,), actions[t]),
-            torch.full((agents,), rewards[t]),
-            torch.full((agents,), end == TRUNCATED),
         )
+        replay.settle(torch.full((agents,), rewards[t]), torch.full((agents,), end == TRUNCATED))
         if t % 13 == 0:
             replay.check()
     replay.check()
@@ -189,12 +188,30 @@ def test_new_steps_get_priority_one_whatever_was_learnt_before():
     replay.priority[0, :47] = 0.25
     for _ in range(10):
         none = torch.zeros(1, dtype=torch.int64)
-        replay.append(torch.zeros(1, 84, 84, dtype=torch.uint8), none.bool(), none, none.float(), none.bool())
+        replay.append(torch.zeros(1, 84, 84, dtype=torch.uint8), none.bool(), none)
+        replay.settle(none.float(), none.bool())
     # Steps 47..56 became drawable in the meantime; slots 57..59 wait for their windows, 60..62 lost their stacks.
     assert replay.priority[0, 47:50].tolist() == [1, 1, 1]
     assert replay.priority[0, :7].tolist() == [1] * 7
     assert replay.priority[0, 7:13].tolist() == [0] * 6
     assert replay.priority[0, 13:47].tolist() == [0.25] * 34
+
+
+@pytest.mark.parametrize("depth", [0, 2, 6])
+def test_what_is_drawn_does_not_depend_on_the_step_that_is_still_open(depth):
+    """Updates may run while the environments step: between append and settle, the open slot is never read."""
+    config = small_config(depth=depth, capacity=50)
+    replay = fill(config, [ON] * 75, [0] * 75, [1.0] * 75)
+    replay.append(torch.full((1, 84, 84), 76, dtype=torch.uint8), torch.tensor([False]), torch.tensor([0]))
+    slot = (replay.steps - 1) % replay.capacity
+    uniform = torch.linspace(0, 0.999, 200, dtype=torch.float64)[None]
+    batches = []
+    for reward, truncated in ((float("nan"), True), (1.0, False)):
+        replay.rewards[0, slot], replay.truncated[0, slot] = reward, truncated
+        batches.append(replay.sample(uniform, torch.tensor(1.0)))
+    assert all(torch.equal(a, b) for a, b in zip(*batches, strict=True))
+    newest = (replay.steps - 1 - max(depth, 3)) % replay.capacity
+    assert newest in batches[0].start  # the sequence that ends with the open step's own frame
 
 
 def test_memory_is_what_is_announced():

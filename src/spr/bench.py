@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from spr.config import Config
-from spr.envs import make
+from spr.draws import Dice
+from spr.envs import Envs, make
 from spr.learner import Updates
 from spr.machine import device_name
 from spr.train import assemble, train
@@ -28,7 +29,7 @@ def measure(config: Config, game: str, agents: int, device: torch.device) -> dic
         params = fleet.state.params
         update = _timed(device, learn)
         act = _timed(device, lambda: fleet.actor.greedy(params, fleet.dice.head_noise()).cpu())
-        step = _timed(device, lambda: envs.step(fleet.dice.actions()[:, 0].cpu().numpy()))
+        step = _timed(device, lambda: _step(envs, fleet.dice))
     finally:
         envs.close()
     whole = config.schedule.updates_per_step * update + act + step
@@ -44,6 +45,11 @@ def measure(config: Config, game: str, agents: int, device: torch.device) -> dic
         "run_hours_per_agent": whole * config.schedule.steps / agents / 3.6e6,
         "peak_memory_mb": _peak(device),
     }
+
+
+def _step(envs: Envs, dice: Dice) -> None:
+    envs.send(dice.actions()[:, 0].cpu().numpy())
+    envs.receive()
 
 
 def _timed(device: torch.device, work: Callable[[], Any]) -> float:

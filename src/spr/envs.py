@@ -43,8 +43,11 @@ class Envs(Protocol):
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start a game in each environment from its own seed."""
 
-    def step(self, action: NDArray[np.int64]) -> Step:
-        """Take one action in each environment; ended games start anew at once."""
+    def send(self, action: NDArray[np.int64]) -> None:
+        """Begin one step with an action for each environment; the caller may do other work meanwhile."""
+
+    def receive(self) -> Step:
+        """Wait for the step that was begun; ended games start anew at once."""
 
     def close(self) -> None:
         """Release what the environments hold."""
@@ -55,12 +58,15 @@ def known_games() -> list[str]:
     return ["catch", *game_names(), *sorted(set(roms.get_all_rom_ids()) - set(game_names()))]
 
 
-def make(game: str, count: int) -> Envs:
-    """Make environments of a game: 'catch', an Atari game such as 'ms_pacman', or any Gymnasium id with images."""
+def make(game: str, count: int, threads: int = 0) -> Envs:
+    """Make environments of a game: 'catch', an Atari game such as 'ms_pacman', or any Gymnasium id with images.
+
+    Atari steps its environments on that many threads; 0 lets it choose.
+    """
     if game == "catch":
         return Catch(count)
     if game in known_games() or game in game_names():
-        return Atari(game, count)
+        return Atari(game, count, threads)
     if game != game.lower() or ":" in game or "/" in game:  # Gymnasium's ids are in capitals: Pong-v5, module:Id-v0
         return Gymnasium(game, count)
     hint = did_you_mean(game, known_games()) or "; 'spr doctor' lists them, and any Gymnasium id works too"
@@ -85,7 +91,7 @@ def seeds_for(seed: int, purpose: str, count: int) -> list[int]:
 class Atari:
     """The Atari 100k protocol, by ale-py's C++ vector environment."""
 
-    def __init__(self, game: str, count: int) -> None:
+    def __init__(self, game: str, count: int, threads: int = 0) -> None:
         """Load the ROM `count` times; a missing one is refused by name."""
         if (problem := rom_problem(game)) is not None:
             raise UserError(f"the ROM of '{game}' can't be used: {problem}")
@@ -105,7 +111,7 @@ class Atari:
             "episodic_life": False,
             "life_loss_info": True,
         }
-        self._env = AtariVectorEnv(game, count, stack_num=1, autoreset_mode="SameStep", **settings)
+        self._env = AtariVectorEnv(game, count, num_threads=threads, stack_num=1, autoreset_mode="SameStep", **settings)
         self.actions = len(self._env.ale.get_action_set())
         self.protocol = {"name": "atari-100k", "version": 1, "interpolation": "area", **settings}
         self._lives = np.zeros(count, np.int32)
@@ -116,9 +122,13 @@ class Atari:
         self._lives = info["lives"].copy()
         return np.ascontiguousarray(frames[:, 0])
 
-    def step(self, action: NDArray[np.int64]) -> Step:
-        """Repeat the actions for four frames."""
-        frames, reward, terminal, truncated, info = self._env.step(action)
+    def send(self, action: NDArray[np.int64]) -> None:
+        """Let the emulator's threads repeat the actions for four frames."""
+        self._env.send(action)
+
+    def receive(self) -> Step:
+        """Wait for all of them."""
+        frames, reward, terminal, truncated, info = self._env.recv()
         # Ended with fewer lives than before: a life was lost and the game goes on. A game that ended has begun anew.
         lost_life = terminal & (info["lives"] < self._lives)
         self._lives = info["lives"].copy()
@@ -151,19 +161,24 @@ class Gymnasium:
         self.actions = int(space.n)
         self.protocol = {"name": "gymnasium", "version": 1, "id": game, "resize": "area to 84x84 gray"}
         self._offset = int(space.start)
+        self._action = np.zeros(count, np.int64)
 
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start every game from its own seed."""
         return np.stack([to_frame(env.reset(seed=seed)[0]) for env, seed in zip(self._envs, seeds, strict=True)])
 
-    def step(self, action: NDArray[np.int64]) -> Step:
+    def send(self, action: NDArray[np.int64]) -> None:
+        """Remember the actions: these environments step only when their results are waited for."""
+        self._action = action
+
+    def receive(self) -> Step:
         """Step one environment after the other."""
         count = len(self._envs)
         frames = np.empty((count, SIDE, SIDE), np.uint8)
         reward = np.zeros(count, np.float32)
         terminal, truncated = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         for i, env in enumerate(self._envs):
-            image, gained, terminal[i], truncated[i], _ = env.step(int(action[i]) + self._offset)
+            image, gained, terminal[i], truncated[i], _ = env.step(int(self._action[i]) + self._offset)
             reward[i] = float(gained)
             frames[i] = to_frame(env.reset()[0] if terminal[i] or truncated[i] else image)
         return Step(frames, reward, terminal, truncated & ~terminal, terminal | truncated)
@@ -219,9 +234,12 @@ class Catch:
             self._new_game(i)
         return self._draw()
 
-    def step(self, action: NDArray[np.int64]) -> Step:
-        """Move the paddles, let the balls fall one cell, and judge those that reach the bottom."""
+    def send(self, action: NDArray[np.int64]) -> None:
+        """Move the paddles."""
         self._paddle = np.clip(self._paddle + np.asarray(action) - 1, 0, self.CELLS - 1)
+
+    def receive(self) -> Step:
+        """Let the balls fall one cell, and judge those that reach the bottom."""
         self._row += 1
         landed = self._row == self.CELLS - 1
         caught = landed & (self._paddle == self._column)

@@ -11,7 +11,8 @@ from spr.actor import Actor
 from spr.config import SIDE, Config
 from spr.envs import make, seeds_for
 
-_TABLES = 25  # environments of one agent that play at the same time
+_TABLES = 20  # games of one agent that are played at the same time
+_GROUP = 8  # environments that step together and are released together
 
 
 class Playing(NamedTuple):
@@ -31,38 +32,77 @@ def play(
     """Play `evaluation.episodes` games per agent without network noise; the last thing yielded holds every score.
 
     Which games count is fixed up front: table j of an agent plays games j, j + tables, j + 2 tables ... each to its
-    end, and then waits. Counting the first games to finish instead would favour short ones.
+    end. Counting the first games to finish instead would favour short ones. Tables are released in small groups when
+    all of a group's games are over, so that one long game does not keep hundreds of idle emulators running.
     """
-    episodes = config.evaluation.episodes
     chance = config.evaluation.epsilon if epsilon is None else epsilon
     device = next(iter(params.values())).device
-    agents, tables = len(seeds), min(episodes, _TABLES)
-    envs = make(game, agents * tables)
-    actor = Actor(config, envs.actions, (agents, tables), device)
+    agents, tables = len(seeds), min(config.evaluation.episodes, _TABLES)
+    scores: list[list[float | None]] = [[None] * config.evaluation.episodes for _ in seeds]
     dice = [np.random.default_rng([seed, *b"evaluate"]) for seed in seeds]
-
-    scores: list[list[float | None]] = [[None] * episodes for _ in seeds]
-    running = np.zeros((agents, tables))
-    playing = np.tile(np.arange(tables), (agents, 1))  # the game that each table plays now
-    frame = envs.reset([s for seed in seeds for s in seeds_for(seed, "evaluate", tables)])
-    first = np.ones(agents * tables, np.bool_)
+    size = max(1, _GROUP // agents)
+    groups = [_Group(game, seeds, range(j, min(j + size, tables)), tables, scores) for j in range(0, tables, size)]
+    actions = groups[0].envs.actions
+    actor = Actor(config, actions, (agents, tables), device)
     try:
-        while (playing < episodes).any():
-            shape = (agents, tables)
-            seen = torch.from_numpy(frame).to(device).view(*shape, SIDE, SIDE)
-            actor.observe(seen, torch.from_numpy(first).to(device).view(shape))
+        while groups:
+            actor.observe(
+                torch.from_numpy(np.concatenate([group.frame for group in groups], 1)).to(device),
+                torch.from_numpy(np.concatenate([group.first for group in groups], 1)).to(device),
+            )
             action = actor.greedy(params, noise=None).cpu().numpy()
+            seated = np.concatenate([group.tables for group in groups])
             for i, random in enumerate(dice):
-                explore = random.random(tables) < chance
-                action[i] = np.where(explore, random.integers(envs.actions, size=tables), action[i])
-            out = envs.step(action.reshape(-1))
-            frame, first = out.frame, out.terminal | out.truncated
-            running += out.reward.reshape(shape)
-            for i, j in zip(*np.nonzero(out.game_over.reshape(shape)), strict=True):
-                if playing[i, j] < episodes:
-                    scores[i][playing[i, j]] = float(running[i, j])
-                running[i, j] = 0
-                playing[i, j] += tables
+                # Drawn for every table, seated or not: an agent's draws do not depend on its neighbours' games.
+                explore, other = random.random(tables) < chance, random.integers(actions, size=tables)
+                action[i] = np.where(explore[seated], other[seated], action[i])
+            ends = np.cumsum([len(group.tables) for group in groups])[:-1]
+            for group, chosen in zip(groups, np.split(action, ends, 1), strict=True):
+                group.envs.send(chosen.reshape(-1))
+            for group in groups:
+                group.receive()
+            over = [group for group in groups if group.over]
+            if over:
+                actor.keep(np.concatenate([np.full(len(group.tables), not group.over) for group in groups]))
+                groups = [group for group in groups if not group.over]
+                for group in over:
+                    group.envs.close()
             yield Playing(scores)
     finally:
-        envs.close()
+        for group in groups:
+            group.envs.close()
+
+
+class _Group:
+    """Some tables of every agent: their environments, what they show, the games they are at; arrays [S, tables]."""
+
+    def __init__(
+        self, game: str, seeds: Sequence[int], which: range, tables: int, scores: list[list[float | None]]
+    ) -> None:
+        self.tables = np.array(which)
+        self.envs = make(game, len(seeds) * len(which), threads=1)
+        self._shape = (len(seeds), len(which))
+        self._stride = tables
+        self._scores = scores
+        self._game = np.tile(self.tables, (len(seeds), 1))
+        self._running = np.zeros(self._shape)
+        drawn = [seeds_for(seed, "evaluate", tables)[j] for seed in seeds for j in which]
+        self.frame = self.envs.reset(drawn).reshape(*self._shape, SIDE, SIDE)
+        self.first = np.ones(self._shape, np.bool_)
+
+    @property
+    def over(self) -> bool:
+        """Whether every table has finished its last game."""
+        return bool((self._game >= len(self._scores[0])).all())
+
+    def receive(self) -> None:
+        """Take in one step, and write down the scores of games that ended by it."""
+        out = self.envs.receive()
+        self.frame = out.frame.reshape(*self._shape, SIDE, SIDE)
+        self.first = (out.terminal | out.truncated).reshape(self._shape)
+        self._running += out.reward.reshape(self._shape)
+        for i, j in zip(*np.nonzero(out.game_over.reshape(self._shape)), strict=True):
+            if self._game[i, j] < len(self._scores[i]):
+                self._scores[i][self._game[i, j]] = float(self._running[i, j])
+            self._running[i, j] = 0
+            self._game[i, j] += self._stride

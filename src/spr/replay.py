@@ -57,14 +57,16 @@ class Replay:
         self._depth, self._n_step = depth, n_step
         self._agent = torch.arange(agents, device=device)[:, None]
 
-    def append(self, frame: Tensor, first: Tensor, action: Tensor, reward: Tensor, truncated: Tensor) -> None:
-        """Add one step of every agent: [S, 84, 84] uint8, then [S] each; a full ring forgets its oldest step."""
+    def append(self, frame: Tensor, first: Tensor, action: Tensor) -> None:
+        """Add what every agent sees, [S, 84, 84] uint8, and does, [S]; a full ring forgets its oldest step.
+
+        What comes of it is not needed yet: a sequence ends with an observation, so the one that becomes drawable now
+        needs the frame of this step, and rewards and ends of earlier ones only.
+        """
         slot = self.steps % self.capacity
         self.frames[:, slot] = frame
         self.first[:, slot] = first
         self.actions[:, slot] = action
-        self.rewards[:, slot] = reward
-        self.truncated[:, slot] = truncated
         # Starts whose own step or stacked frames are overwritten by this one can't be drawn any more.
         for lost in range(STACK if self.steps >= self.capacity else 0):
             self.priority[:, (slot + lost) % self.capacity] = 0
@@ -73,6 +75,12 @@ class Replay:
             crossed = [(start + i) % self.capacity for i in range(self._n_step)]
             self.priority[:, start % self.capacity] = (~self.truncated[:, crossed].any(1)).float()
         self.steps += 1
+
+    def settle(self, reward: Tensor, truncated: Tensor) -> None:
+        """Add what came of the last step, [S] each: the clipped reward, and whether the time limit was reached."""
+        slot = (self.steps - 1) % self.capacity
+        self.rewards[:, slot] = reward
+        self.truncated[:, slot] = truncated
 
     def sample(self, uniform: Tensor, beta: Tensor) -> Batch:
         """Draw sequences with probability proportional to priority, by uniform numbers [S, B]; beta is a scalar."""

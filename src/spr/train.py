@@ -76,17 +76,18 @@ def train(fleet: Fleet) -> Iterator[Tick]:
         fleet.actor.observe(frame[:, None], first[:, None])
         action = fleet.actor.greedy(fleet.state.params, dice.head_noise()) if learning else dice.actions()
         chosen = action[:, 0].cpu().numpy()
-        out = fleet.envs.step(chosen)
-        reward = torch.from_numpy(out.reward).to(device).clamp(-1, 1)
-        replay.append(frame, first, action[:, 0], reward, torch.from_numpy(out.truncated).to(device))
-        frame = torch.from_numpy(out.frame).to(device)
-        first = torch.from_numpy(out.terminal | out.truncated).to(device)
-        games.count(chosen, out.reward, out.game_over)
-
+        # The games move while the agents learn. Nothing is reordered by that: see Replay.append.
+        fleet.envs.send(chosen)
+        replay.append(frame, first, action[:, 0])
         if learning:
             update.beta.fill_(beta_at(config, step))
             for _ in range(schedule.updates_per_step):
                 seen.add(update())
+        out = fleet.envs.receive()
+        replay.settle(torch.from_numpy(out.reward).to(device).clamp(-1, 1), torch.from_numpy(out.truncated).to(device))
+        frame = torch.from_numpy(out.frame).to(device)
+        first = torch.from_numpy(out.terminal | out.truncated).to(device)
+        games.count(chosen, out.reward, out.game_over)
 
         done = step + 1
         rows = None
