@@ -171,6 +171,21 @@ def test_priorities_are_the_root_of_the_divergence():
         assert world.replay.priority[0, slot].item() >= divergence**0.5 - 1e-6
 
 
+def test_a_perfect_prediction_keeps_a_small_priority():
+    world = World(small(), [0])
+    compute = world.learner.gradients
+
+    def perfect(*args):
+        loss, terms, grads = compute(*args)
+        return loss, terms._replace(kl=terms.kl * 0 - 1e-7), grads  # rounding may even leave it below zero
+
+    world.learner.gradients = perfect  # type: ignore[method-assign]
+    before = (world.replay.priority > 0).sum()
+    world.update(30)
+    assert (world.replay.priority > 0).sum() == before
+    assert world.replay.priority[world.replay.priority > 0].min().item() == pytest.approx(1e-3)
+
+
 def test_no_gradient_reaches_the_targets():
     """Moving the target encoder changes the loss, but its gradient is not there to be taken."""
     world = World(small("spr_noaug"), [0])

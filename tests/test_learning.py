@@ -1,10 +1,12 @@
 """Learning, not just running: catch is learnt from pixels in minutes, and SPR's latents predict without collapsing."""
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 
 from spr.envs import make
+from spr.errors import UserError
 from spr.evaluate import play
 from spr.presets import preset_config
 from spr.train import assemble, beta_at, train
@@ -62,6 +64,28 @@ def test_the_loop_acts_randomly_then_learns_twice_per_step(monkeypatch):
     assert [tick.step for tick in train(fleet)] == list(range(1, 41))
     assert greedy == list(range(30, 40))
     assert steps_at_update == [step for step in range(31, 41) for _ in range(2)]
+
+
+def test_games_too_short_for_a_sequence_are_refused_with_the_reason():
+    gymnasium.register("Blink-v0", lambda: gymnasium.wrappers.TimeLimit(Blank(), 4))
+    config = preset_config("rainbow").override({"replay.n_step": 10, "schedule.random_steps": 60, "replay.batch": 2})
+    fleet = assemble(config, make("Blink-v0", 1), [0], torch.device("cpu"))
+    with pytest.raises(UserError, match=r"no sequence of 10 steps without a time limit.*replay.n_step"):
+        list(train(fleet))
+
+
+class Blank(gymnasium.Env):
+    """A black screen that never ends by itself."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (84, 84), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        super().reset(seed=seed)
+        return np.zeros((84, 84), np.uint8), {}
+
+    def step(self, _):
+        return np.zeros((84, 84), np.uint8), 0.0, False, False, {}
 
 
 def test_stored_steps_are_what_the_environment_showed():

@@ -23,6 +23,8 @@ from spr.replay import Batch, Replay
 Params = dict[str, Tensor]
 T = TypeVar("T")
 
+_KL_FLOOR = 1e-6
+
 # Names by their beginning; what no group names (the predictor) is not clipped.
 _CLIP_GROUPS = {"agent": ("encoder.", "head."), "model": ("transition.",)}
 # What the target encoder f_m and projection g_m are made of; the projection uses no noise, so no sigmas.
@@ -87,7 +89,8 @@ class Learner:
         norms = clip_(grads, config.learner.clip)
         self._adam(state, grads)
         self._average(state)
-        replay.reprioritise(batch.start, terms.kl.clamp(min=0) ** config.replay.exponent)
+        # The floor keeps a transition that is predicted perfectly from never being drawn again.
+        replay.reprioritise(batch.start, terms.kl.clamp(min=_KL_FLOOR) ** config.replay.exponent)
         means = {name: value.detach().mean(-1) for name, value in terms.losses.items()}
         return {"loss": loss.detach(), **means, **terms.watched, **norms}
 
@@ -202,8 +205,8 @@ def clip_(grads: Params, limit: float) -> dict[str, Tensor]:
         members = [grad for name, grad in grads.items() if name.startswith(beginnings)]
         if not members:
             continue
-        squares = [torch.linalg.vector_norm(grad, dim=tuple(range(1, grad.dim()))) for grad in members]
-        norm = torch.linalg.vector_norm(torch.stack(squares), dim=0)
+        lengths = [torch.linalg.vector_norm(grad, dim=tuple(range(1, grad.dim()))) for grad in members]
+        norm = torch.linalg.vector_norm(torch.stack(lengths), dim=0)
         scale = (limit / (norm + 1e-6)).clamp(max=1)
         for grad in members:
             grad.mul_(scale.view(-1, *(1,) * (grad.dim() - 1)))

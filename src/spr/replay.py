@@ -106,6 +106,10 @@ class Replay:
             weight=weight / weight.amax(-1, keepdim=True),
         )
 
+    def drawable(self) -> bool:
+        """Say whether every agent has a sequence to draw; it reads the device, so it is for once, not for each step."""
+        return bool((self.priority.amax(1) > 0).all())
+
     def reprioritise(self, index: Tensor, priority: Tensor) -> None:
         """Set new priorities [S, B]; a start drawn twice takes the larger, whatever order the device writes in."""
         self.priority.scatter_reduce_(1, index, priority.to(self.priority.dtype), "amax", include_self=False)

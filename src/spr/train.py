@@ -14,6 +14,7 @@ from spr.actor import Actor
 from spr.config import Config
 from spr.draws import Dice
 from spr.envs import Envs, seeds_for
+from spr.errors import UserError
 from spr.learner import Learner, LearnerState, Updates
 from spr.replay import Replay
 
@@ -79,6 +80,11 @@ def train(fleet: Fleet) -> Iterator[Tick]:
         # The games move while the agents learn. Nothing is reordered by that: see Replay.append.
         fleet.envs.send(chosen)
         replay.append(frame, first, action[:, 0])
+        if step == schedule.random_steps and not replay.drawable():
+            raise UserError(
+                f"no sequence of {config.replay.n_step} steps without a time limit in the first {step:,} steps: "
+                "set a smaller replay.n_step, or give the environment a longer limit"
+            )
         if learning:
             update.beta.fill_(beta_at(config, step))
             for _ in range(schedule.updates_per_step):
