@@ -70,7 +70,7 @@ def test_linear_is_linear():
 def test_a_convolution_by_shifting_and_adding_equals_the_librarys(inputs, outputs, kernel, stride, padding, side):
     layer = torch.nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, dtype=torch.float64)
     x = torch.randn(3, inputs, side, side, dtype=torch.float64, requires_grad=True)
-    expected, actual = layer(x), shift_and_add(x, layer)
+    expected, actual = layer(x), shift_and_add(x, layer.weight, layer.bias, stride, padding)
     torch.testing.assert_close(actual, expected)
     weights = torch.randn_like(expected)
     wanted = [x, layer.weight, layer.bias]
@@ -131,6 +131,17 @@ def test_transition_model_sees_the_action_and_normalises_by_the_batch():
     assert not torch.allclose(out, model(z, actions.roll(1)))
     # Batch statistics: a sample's prediction depends on its companions.
     assert not torch.allclose(out[:3], model(z[:3], actions[:3]))
+
+
+def test_action_planes_are_convolved_as_if_they_were_there():
+    model = TransitionModel(5).double()
+    action = torch.tensor([0, 4, 2])
+    planes = torch.zeros(3, 5, 7, 7, dtype=torch.float64)
+    for row, a in enumerate(action.tolist()):
+        planes[row, a] = 1
+    weight = model.conv1.weight[:, 64:]
+    expected = torch.nn.functional.conv2d(planes, weight, padding=1)
+    torch.testing.assert_close(model._convolved_planes(weight, action), expected)
 
 
 def test_parameter_count_at_six_actions():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
+from spr import networks as networks_module
 from spr.draws import Draws
 from spr.learner import Learner, LearnerState
 from spr.losses import cosine
@@ -71,8 +72,20 @@ def observation(t):
     return torch.stack([torch.stack(row) for row in frames]).double() / 255
 
 
-@pytest.fixture(scope="module")
-def computed():
+def as_on_a_gpu(x, weight, bias, stride=1, padding=0):
+    return networks_module.shift_and_add(x, weight, bias, stride, padding)
+
+
+@pytest.fixture(scope="module", params=["a CPU's convolutions", "a GPU's convolutions"])
+def computed(request):
+    """Everything once with the library's convolutions, and once with those that a GPU uses."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "a GPU's convolutions":
+            patch.setattr(networks_module, "convolve", as_on_a_gpu)
+        yield compute()
+
+
+def compute():
     config = preset_config("spr").override({"replay.batch": ROWS})
     learner = Learner(config, ACTIONS, torch.device("cpu"), torch.float64)
     state: LearnerState = learner.init([0])

@@ -70,38 +70,35 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return (weight @ x.mT).mT + bias
 
 
-def convolve(x: Tensor, layer: nn.Conv2d) -> Tensor:
-    """Apply a convolution [B, C, H, W] -> [B, out, H', W'] the way the device does it best.
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0) -> Tensor:
+    """Convolve [B, C, H, W] to [B, out, H', W'] the way the device does it best.
 
     A CPU has fast convolutions. On a GPU a fleet's convolutions are grouped ones, which are slow in every library, so
     there it is one matrix product followed by a sum of shifted slices.
     """
     if x.device.type == "cpu":
-        y: Tensor = layer(x)
-        return y
-    return shift_and_add(x, layer)
+        return F.conv2d(x, weight, bias, stride, padding)
+    return shift_and_add(x, weight, bias, stride, padding)
 
 
-def shift_and_add(x: Tensor, layer: nn.Conv2d) -> Tensor:
+def shift_and_add(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
     """Convolve by one matrix product: every tap's product at every place, then shifted so that taps meet, and summed.
 
     A stride is folded into the channels first (blocks of stride x stride pixels become one place), so that no product
     is computed that the convolution would not. Unlike patches, nothing overlaps: the gradient needs no atomic addition.
+    Padding is added to the products, where it costs nothing. The kernel must be a multiple of the stride.
     """
-    stride, padding = layer.stride[0], int(layer.padding[0])
-    out, channels, kernel, _ = layer.weight.shape
-    taps = kernel // stride
-    if padding:
-        x = F.pad(x, (padding,) * 4)
+    out, channels, kernel, _ = weight.shape
     batch, _, height, width = x.shape
-    rows, columns = height // stride, width // stride
+    taps, rows, columns = kernel // stride, height // stride, width // stride
     blocks = x.reshape(batch, channels, rows, stride, columns, stride).permute(0, 2, 4, 1, 3, 5)
-    weight = layer.weight.view(out, channels, taps, stride, taps, stride).permute(1, 3, 5, 2, 4, 0)
-    products = blocks.reshape(batch * rows * columns, -1) @ weight.reshape(channels * stride**2, -1)
-    products = products.view(batch, rows, columns, taps, taps, out)
-    high, wide = rows - taps + 1, columns - taps + 1
+    mixed = weight.reshape(out, channels, taps, stride, taps, stride).permute(1, 3, 5, 2, 4, 0)
+    products = blocks.reshape(batch * rows * columns, -1) @ mixed.reshape(channels * stride**2, -1)
+    products = F.pad(products.view(batch, rows, columns, taps, taps, out), (0,) * 6 + (padding,) * 4)
+    high, wide = rows + 2 * padding - taps + 1, columns + 2 * padding - taps + 1
     shifted = [products[:, i : i + high, j : j + wide, i, j] for i in range(taps) for j in range(taps)]
-    return (sum(shifted[1:], shifted[0]) + layer.bias).permute(0, 3, 1, 2)  # type: ignore[operator]
+    y = sum(shifted[1:], shifted[0])
+    return (y if bias is None else y + bias).permute(0, 3, 1, 2)
 
 
 class Encoder(nn.Module):
@@ -116,7 +113,7 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor, keep: tuple[Tensor, ...] = ()) -> Tensor:
         """Encode; with dropout on, `keep` holds a mask per layer: 0, or 1 / (1 - p)."""
         for i, conv in enumerate((self.conv1, self.conv2, self.conv3)):
-            x = F.relu(convolve(x, conv))
+            x = F.relu(convolve(x, conv.weight, conv.bias, conv.stride[0]))
             if keep:
                 x = x * keep[i]
         return renormalise(x)
@@ -133,15 +130,25 @@ class TransitionModel(nn.Module):
         self.conv2 = nn.Conv2d(LATENT[0], LATENT[0], 3, padding=1)
 
     def forward(self, z: Tensor, action: Tensor) -> Tensor:
-        """Predict one step; the action is appended as one constant plane per possible action."""
-        # Comparing with a range, not F.one_hot: that one reads the data on the host, which no graph can capture.
-        one_hot = action[:, None] == torch.arange(self.actions, device=action.device)
-        planes = one_hot.to(z.dtype)[:, :, None, None].expand(-1, -1, *LATENT[1:])
-        x = F.relu(convolve(torch.cat([z, planes], 1), self.conv1))
+        """Predict one step; the action counts as one constant plane per possible action, appended to the latent."""
+        latent, planes = self.conv1.weight.split([LATENT[0], self.actions], 1)
+        x = convolve(z, latent, self.conv1.bias, padding=1) + self._convolved_planes(planes, action)
+        x = F.relu(x)
         # Written out because the library's batch norm refuses, under vmap on a GPU, the layout that `convolve` returns.
         variance, mean = torch.var_mean(x, (0, 2, 3), correction=0, keepdim=True)
         x = (x - mean) * (variance + self.bn.eps).rsqrt() * self.bn.weight[:, None, None] + self.bn.bias[:, None, None]
-        return renormalise(F.relu(convolve(x, self.conv2)))
+        return renormalise(F.relu(convolve(x, self.conv2.weight, self.conv2.bias, padding=1)))
+
+    def _convolved_planes(self, weight: Tensor, action: Tensor) -> Tensor:
+        """Convolve the action's planes without building them: a plane of ones gives the sum of the taps inside.
+
+        With them the convolution would have 64 + A input channels, a number that no matrix unit likes.
+        """
+        # Comparing with a range, not F.one_hot: that one reads the data on the host, which no graph can capture.
+        one_hot = (action[:, None] == torch.arange(self.actions, device=action.device)).to(weight.dtype)
+        taps = (one_hot @ weight.transpose(0, 1).reshape(self.actions, -1)).view(-1, LATENT[0], 9)
+        inside = F.unfold(weight.new_ones(1, 1, *LATENT[1:]), 3, padding=1)[0]  # [9, 49], 0 where a tap is outside
+        return (taps @ inside).view(-1, *LATENT)
 
 
 class NoisyLinear(nn.Module):
