@@ -44,7 +44,12 @@ DIFFERENCES = {
     "spr_noaug": NO_AUGMENTATION | {"network.dropout": 0.5, "learner.tau": 0.99},
     "rainbow": NO_SPR,
     "rainbow_noaug": NO_SPR | NO_AUGMENTATION,
+    "spr_1step": {"learner.depth": 1},
 }
+DIFFERENCES |= {f"spr_k{k}": {"learner.depth": k} for k in (1, 2, 3, 4, 5, 6, 8, 10)}
+for tau in ("0.999", "0.9976", "0.9944", "0.9867", "0.9684", "0.925", "0.8222", "0.5783", "0"):
+    DIFFERENCES[f"spr_tau_{tau}"] = {"learner.tau": float(tau)}
+    DIFFERENCES[f"spr_tau_{tau}_noaug"] = DIFFERENCES["spr_noaug"] | {"learner.tau": float(tau)}
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -52,6 +57,10 @@ def test_preset_equals_the_paper(name):
     config = preset_config(name)
     for field, value in (PAPER | DIFFERENCES[name]).items():
         assert config.value(field) == value, field
+
+
+def test_there_are_no_presets_but_these():
+    assert set(PRESETS) == set(DIFFERENCES)
 
 
 def test_every_field_but_the_support_is_in_the_papers_table():

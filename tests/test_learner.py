@@ -6,7 +6,7 @@ import torch
 from spr.config import Config
 from spr.draws import Dice
 from spr.learner import Learner, clip_
-from spr.presets import PRESETS, preset_config
+from spr.presets import preset_config
 from spr.replay import Replay
 
 CPU = torch.device("cpu")
@@ -76,8 +76,8 @@ def test_same_seed_same_bits():
     assert all(torch.equal(one.state.params[name], two.state.params[name]) for name in one.state.params)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_stays_finite_and_learns_a_fixed_batch(preset):
+@pytest.mark.parametrize("preset", ["spr", "spr_noaug", "rainbow", "rainbow_noaug", "spr_1step", "spr_tau_0.5783"])
+def test_every_kind_of_preset_stays_finite_and_learns_a_fixed_batch(preset):
     world = World(small(preset, **{"learner.learning_rate": 1e-3}), [0])
     draws = world.dice.update()
     losses = []

@@ -222,10 +222,11 @@ def _presets(args: argparse.Namespace, console: Console) -> int:
     if args.name is None:
         paper = {row["preset"]: row for row in reference_table("paper_variants")}
         table = Table(box=None, header_style="bold")
-        for column in ("preset", "paper's human-normalised mean", "median", "what it is"):
+        for column in ("preset", "paper: mean", "median", "what it is"):
             table.add_column(column)
         for name, preset in PRESETS.items():
-            table.add_row(name, paper[name]["human_mean"], paper[name]["human_median"], preset.summary)
+            mean, median = (paper[name][column] if name in paper else "" for column in ("human_mean", "human_median"))
+            table.add_row(name, mean, median, preset.summary)
         console.print(table)
         return 0
     config, default = preset_config(args.name), Config()
