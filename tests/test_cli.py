@@ -13,6 +13,7 @@ import torch
 
 from spr import runs
 from spr.cli import main
+from spr.config import Config
 
 TINY = [
     *("--set", "network.hidden=8"),
@@ -78,10 +79,30 @@ def test_an_agent_trains_the_same_alone_and_in_a_fleet(tmp_path):
 def test_a_real_game_is_scored_raw_and_learnt_clipped(tmp_path, capsys):
     assert tiny(tmp_path, "--set", "evaluation.episodes=1", game="ms_pacman") == 0
     result = json.loads((tmp_path / "spr/ms_pacman/seed-0/result.json").read_text())
-    assert result["protocol"]["name"] == "atari-100k"
+    assert result["protocol"]["name"] == "atari"  # 70 steps and one game are not the benchmark
     assert result["score"] >= 60
     assert result["human_normalised"] == pytest.approx((result["score"] - 307.3) / (6951.6 - 307.3))
     assert "human-normalised" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("game", "changes", "name"),
+    [
+        ("pong", {}, "atari-100k"),
+        ("pong", {"learner.depth": 3}, "atari-100k"),  # another method, judged alike
+        ("pong", {"schedule.steps": 99_999}, "atari"),
+        ("pong", {"evaluation.episodes": 10}, "atari"),
+        ("pong", {"evaluation.epsilon": 0.05}, "atari"),
+        ("asteroids", {}, "atari"),  # not one of the 26
+    ],
+)
+def test_only_the_benchmark_bears_its_name(game, changes, name, tmp_path):
+    config = Config().override(changes)
+    run = runs.Run(tmp_path, "spr", game, 0, config, {"name": "atari", "version": 1})
+    stamped = runs.protocol(run)
+    assert stamped["name"] == name
+    assert stamped["training_steps"] == config.schedule.steps
+    assert stamped["learning_reward"] == "clipped to [-1, 1]"
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_the_time_limit_truncates_and_is_not_a_terminal(monkeypatch):
 
 def test_the_protocol_is_stamped():
     envs = make("pong", 1)
-    assert envs.protocol["name"] == "atari-100k"
+    assert envs.protocol["name"] == "atari"
     assert envs.protocol["repeat_action_probability"] == 0
     assert envs.protocol["max_num_frames_per_episode"] == 108_000
     assert envs.actions == 6

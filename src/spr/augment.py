@@ -29,7 +29,7 @@ def observations(
     row_of = frame[..., None] * SIDE + rows[..., None, :]  # [..., O, B, 4, 84]
 
     # Whole rows are copied from a copy of the frames that is padded sideways by the largest shift: a row that starts
-    # further left or right is a shifted one. On a CPU this is twenty times faster than indexing single pixels.
+    # further left or right is a shifted one. On two CPU cores this takes 8 to 10 ms a batch, indexing pixels 29 to 30.
     flat = frames.reshape(-1, SIDE)
     left, end = flat[:, :1].expand(-1, largest_shift), flat[:, -1:].expand(-1, largest_shift)
     wide = torch.cat([left, flat, end], 1)

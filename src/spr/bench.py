@@ -32,6 +32,7 @@ def measure(config: Config, game: str, agents: int, device: torch.device) -> dic
         step = _timed(device, lambda: _step(envs, fleet.dice))
     finally:
         envs.close()
+    # One after the other: an upper bound, since the loop lets the environments step while the agents learn.
     whole = config.schedule.updates_per_step * update + act + step
     return {
         "game": game,

@@ -253,7 +253,7 @@ def _bench(args: argparse.Namespace, console: Console) -> int:
         return 0
     console.print(f"{args.preset} on {args.game}, {rows[0]['device']}; milliseconds, medians")
     table = Table(box=None, header_style="bold")
-    for column in ("agents", "update", "per agent", "action", "environment", "whole step", "hours per 100k-step run"):
+    for column in ("agents", "update", "per agent", "action", "environment", "sum of a step", "hours per run, at most"):
         table.add_column(column, justify="right")
     for row in rows:
         parts = ("update_ms", "update_ms_per_agent", "act_ms", "env_ms", "step_ms")

@@ -113,7 +113,7 @@ class Atari:
         }
         self._env = AtariVectorEnv(game, count, num_threads=threads, stack_num=1, autoreset_mode="SameStep", **settings)
         self.actions = len(self._env.ale.get_action_set())
-        self.protocol = {"name": "atari-100k", "version": 1, "interpolation": "area", **settings}
+        self.protocol = {"name": "atari", "version": 1, "interpolation": "area", **settings}
         self._lives = np.zeros(count, np.int32)
 
     def reset(self, seeds: Sequence[int]) -> Frames:

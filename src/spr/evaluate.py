@@ -41,10 +41,12 @@ def play(
     scores: list[list[float | None]] = [[None] * config.evaluation.episodes for _ in seeds]
     dice = [np.random.default_rng([seed, *b"evaluate"]) for seed in seeds]
     size = max(1, _GROUP // agents)
-    groups = [_Group(game, seeds, range(j, min(j + size, tables)), tables, scores) for j in range(0, tables, size)]
-    actions = groups[0].envs.actions
-    actor = Actor(config, actions, (agents, tables), device)
+    groups: list[_Group] = []
     try:
+        for j in range(0, tables, size):
+            groups.append(_Group(game, seeds, range(j, min(j + size, tables)), tables, scores))
+        actions = groups[0].envs.actions
+        actor = Actor(config, actions, (agents, tables), device)
         while groups:
             actor.observe(
                 torch.from_numpy(np.concatenate([group.frame for group in groups], 1)).to(device),

@@ -43,8 +43,8 @@ def tune(device: torch.device) -> None:
     """Set what holds for the whole process and makes updates faster: TF32 on a GPU, the allocator on a CPU.
 
     An update on a CPU takes and frees tens of megabytes several times over, and each time the system hands out fresh
-    pages it clears them first: that is a tenth of the update. So the C library is asked to keep freed memory for the
-    next allocation; other libraries than glibc are left as they are.
+    pages it clears them first. So the C library is asked to keep freed memory for the next allocation; other libraries
+    than glibc are left as they are. Four benches each, in turn: 100 to 105 ms with it, 99 to 141 ms without.
     """
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")

@@ -73,8 +73,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0) -> Tensor:
     """Convolve [B, C, H, W] to [B, out, H', W'] the way the device does it best.
 
-    A CPU has fast convolutions. On a GPU a fleet's convolutions are grouped ones, which are slow in every library, so
-    there it is one matrix product followed by a sum of shifted slices.
+    A CPU has fast convolutions. On a GPU a fleet's convolutions are grouped ones, which were slow in cuDNN (H200, fleet
+    of 10), so there it is one matrix product followed by a sum of shifted slices.
     """
     if x.device.type == "cpu":
         return F.conv2d(x, weight, bias, stride, padding)
@@ -86,7 +86,7 @@ def shift_and_add(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, p
 
     A stride is folded into the channels first (blocks of stride x stride pixels become one place), so that no product
     is computed that the convolution would not. Unlike patches, nothing overlaps: the gradient needs no atomic addition.
-    Padding is added to the products, where it costs nothing. The kernel must be a multiple of the stride.
+    Padding is added to the products, so that none is computed for it. The kernel must be a multiple of the stride.
     """
     out, channels, kernel, _ = weight.shape
     batch, _, height, width = x.shape
@@ -142,7 +142,7 @@ class TransitionModel(nn.Module):
     def _convolved_planes(self, weight: Tensor, action: Tensor) -> Tensor:
         """Convolve the action's planes without building them: a plane of ones gives the sum of the taps inside.
 
-        With them the convolution would have 64 + A input channels, a number that no matrix unit likes.
+        With them the matrix product would be 64 + A channels wide, which is rarely a multiple of what a GPU aligns to.
         """
         # Comparing with a range, not F.one_hot: that one reads the data on the host, which no graph can capture.
         one_hot = (action[:, None] == torch.arange(self.actions, device=action.device)).to(weight.dtype)

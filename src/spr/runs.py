@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from spr import __version__
-from spr.config import Config, from_dict
+from spr.config import STACK, Config, from_dict
 from spr.errors import UserError
-from spr.games import normalised
+from spr.games import game_names, normalised
 
 _KNOWN = ("config.json", "metrics.jsonl", "agent.safetensors", "result.json")
 _FILES = {"config.json": "it is not a run's folder", "agent.safetensors": "its agent was not saved"}
@@ -32,12 +32,37 @@ class Run(NamedTuple):
     game: str
     seed: int
     config: Config
-    protocol: dict[str, Any]
+    environment: dict[str, Any]  # how its games are played, as the environment states it
 
 
 def folder(out: Path, preset: str, game: str, seed: int) -> Path:
     """Return where a run lives; a Gymnasium id's slashes and colons do not make folders."""
     return out / preset / game.replace("/", "_").replace(":", "_") / f"seed-{seed}"
+
+
+def protocol(run: Run) -> dict[str, Any]:
+    """Return everything a score depends on besides the method.
+
+    The name atari-100k is kept for exactly that benchmark: another budget, evaluation or game is another protocol.
+    """
+    config, standard = run.config, Config()
+    judged = {
+        "stacked_frames": STACK,
+        "stack_before_an_episode": "black",
+        "learning_reward": "clipped to [-1, 1]",
+        "learning_terminal": "lost life or game over; a lost life does not reset the game",
+        "training_steps": config.schedule.steps,
+        "evaluation_episodes": config.evaluation.episodes,
+        "evaluation_epsilon": config.evaluation.epsilon,
+        "evaluation_noise": False,
+    }
+    benchmark = (
+        run.environment["name"] == "atari"
+        and run.game in game_names()
+        and config.schedule.steps == standard.schedule.steps
+        and config.evaluation == standard.evaluation
+    )
+    return run.environment | judged | ({"name": "atari-100k"} if benchmark else {})
 
 
 def refuse_taken(paths: Sequence[Path], overwrite: bool) -> None:
@@ -66,7 +91,7 @@ def create(runs: Sequence[Run]) -> None:
             "game": run.game,
             "seed": run.seed,
             "version": __version__,
-            "protocol": run.protocol,
+            "environment": run.environment,
             "config": run.config.to_dict(),
         }
         try:
@@ -104,8 +129,7 @@ def save_result(run: Run, episodes: Sequence[float], measured: dict[str, Any]) -
         "episodes": list(episodes),
         "score": score,
         "human_normalised": normalised(run.game, score),
-        "protocol": run.protocol
-        | {"evaluation_episodes": run.config.evaluation.episodes, "evaluation_epsilon": run.config.evaluation.epsilon},
+        "protocol": protocol(run),
         **measured,
         "version": __version__,
         "config": run.config.to_dict(),
@@ -123,7 +147,7 @@ def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
             raise UserError(f"{path} has no {name}: {meaning}")
     try:
         data = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        run = Run(path, data["preset"], data["game"], int(data["seed"]), from_dict(data["config"]), data["protocol"])
+        run = Run(path, data["preset"], data["game"], int(data["seed"]), from_dict(data["config"]), data["environment"])
         weights = load_file(path / "agent.safetensors")
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UserError(f"{path} can't be read: {type(error).__name__}: {' '.join(str(error).split())}") from error
