@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 from spr.config import Config
 from spr.draws import Dice
-from spr.learner import Learner, clip_
+from spr.learner import Learner
 from spr.presets import preset_config
 from spr.replay import Replay
 
@@ -96,62 +97,67 @@ def test_rainbow_has_no_transition_model_and_no_spr_loss():
 
 
 def test_clip_groups_are_separate_per_agent_and_spare_the_predictor():
-    grads = {
-        "encoder.conv1.weight": torch.tensor([[3.0], [30.0]]),
-        "head.value_out.bias": torch.tensor([[4.0], [40.0]]),
-        "transition.conv1.bias": torch.tensor([[20.0], [1.0]]),
-        "predictor.weight": torch.tensor([[1e3], [1e3]]),
-    }
-    norms = clip_(grads, 10.0)
+    learner = Learner(small(), ACTIONS, CPU)
+    grads = torch.zeros(2, learner.layout.size)
+    by_name = learner.layout.views(grads)
+
+    def first(name):
+        return learner.layout.views(clipped)[name].flatten(1)[:, 0].tolist()
+
+    for name, values in {
+        "encoder.conv1.weight": (3, 30),
+        "head.value_out.bias": (4, 40),
+        "transition.conv1.bias": (20, 1),
+        "predictor.weight": (1e3, 1e3),
+    }.items():
+        by_name[name].flatten(1)[:, 0] = torch.tensor(values, dtype=torch.float32)
+    clipped, norms = learner.clipped(grads)
     torch.testing.assert_close(norms["norm_agent"], torch.tensor([5.0, 50.0]))
     torch.testing.assert_close(norms["norm_model"], torch.tensor([20.0, 1.0]))
-    torch.testing.assert_close(grads["encoder.conv1.weight"], torch.tensor([[3.0], [6.0]]))
-    torch.testing.assert_close(grads["head.value_out.bias"], torch.tensor([[4.0], [8.0]]))
-    torch.testing.assert_close(grads["transition.conv1.bias"], torch.tensor([[10.0], [1.0]]))
-    assert grads["predictor.weight"].tolist() == [[1e3], [1e3]]
+    assert first("encoder.conv1.weight") == pytest.approx([3, 6])
+    assert first("head.value_out.bias") == pytest.approx([4, 8])
+    assert first("transition.conv1.bias") == pytest.approx([10, 1])
+    assert first("predictor.weight") == [1e3, 1e3]
+    assert clipped.count_nonzero() == 8
 
 
 def test_the_step_is_adam_of_the_paper():
     world = World(small(), [0])
-    before = {name: p.detach().clone() for name, p in world.state.params.items()}
+    expected = world.state.weights.clone()
     seen = []
     compute = world.learner.gradients
 
     def spy(*args):
         result = compute(*args)
-        seen.append({name: grad.clone() for name, grad in result[2].items()})
+        seen.append(result[0].clone())
         return result
 
     world.learner.gradients = spy  # type: ignore[method-assign]
     world.update(3)
-    moment = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in before.items()}
-    expected = before
+    m, v = torch.zeros_like(expected), torch.zeros_like(expected)
     for step, grads in enumerate(seen, start=1):
-        clip_(grads, 10.0)
-        for name, grad in grads.items():
-            m, v = moment[name]
-            m = 0.9 * m + 0.1 * grad
-            v = 0.999 * v + 0.001 * grad**2
-            moment[name] = (m, v)
-            rate = 1e-4 / (1 - 0.9**step)
-            expected[name] = expected[name] - rate * m / ((v / (1 - 0.999**step)).sqrt() + 1.5e-4)
-    for name, p in world.state.params.items():
-        torch.testing.assert_close(p, expected[name], rtol=1e-5, atol=1e-7)
+        clipped, _ = world.learner.clipped(grads)
+        m = 0.9 * m + 0.1 * clipped
+        v = 0.999 * v + 0.001 * clipped**2
+        rate = 1e-4 / (1 - 0.9**step)
+        expected = expected - rate * m / ((v / (1 - 0.999**step)).sqrt() + 1.5e-4)
+    torch.testing.assert_close(world.state.weights, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_targets_are_a_moving_average_after_the_step():
     world = World(small("spr_noaug", **{"learner.tau": 0.75}), [0])
-    start = {name: p.clone() for name, p in world.state.target.items()}
+    start = {name: p.clone() for name, p in world.learner.layout.averaged(world.state.target).items()}
     assert "encoder.conv3.bias" in start
     assert "head.advantage_hidden.weight" in start
     assert not any("out" in name or "sigma" in name for name in start)
+    assert all(torch.equal(value, world.state.params[name]) for name, value in start.items())
     world.update()
-    for name, target in world.state.target.items():
-        torch.testing.assert_close(target, 0.75 * start[name] + 0.25 * world.state.params[name].detach())
+    for name, target in world.learner.layout.averaged(world.state.target).items():
+        torch.testing.assert_close(target, 0.75 * start[name] + 0.25 * world.state.params[name])
 
 
 def test_tau_zero_keeps_no_copy_because_the_target_is_the_online_network():
-    assert World(small("spr"), [0]).state.target == {}
+    assert World(small("spr"), [0]).state.target.numel() == 0
 
 
 def test_priorities_are_the_root_of_the_divergence():
@@ -161,7 +167,7 @@ def test_priorities_are_the_root_of_the_divergence():
 
     def spy(state, batch, *rest):
         result = compute(state, batch, *rest)
-        kept.append((batch.start, result[1].kl))
+        kept.append((batch.start, result[2].kl))
         return result
 
     world.learner.gradients = spy  # type: ignore[method-assign]
@@ -179,8 +185,8 @@ def test_a_perfect_prediction_keeps_a_small_priority():
     compute = world.learner.gradients
 
     def perfect(*args):
-        loss, terms, grads = compute(*args)
-        return loss, terms._replace(kl=terms.kl * 0 - 1e-7), grads  # rounding may even leave it below zero
+        grads, loss, terms = compute(*args)
+        return grads, loss, terms._replace(kl=terms.kl * 0 - 1e-7)  # rounding may even leave it below zero
 
     world.learner.gradients = perfect  # type: ignore[method-assign]
     before = (world.replay.priority > 0).sum()
@@ -194,13 +200,16 @@ def test_no_gradient_reaches_the_targets_though_the_loss_depends_on_them():
     draws = world.dice.update()
     batch = world.replay.sample(draws.sample, torch.tensor(0.4))
     obs = torch.rand(1, 4, 6, 4, 84, 84, generator=torch.Generator().manual_seed(0))
-    targets = [target.requires_grad_() for target in world.state.target.values()]
-    loss, _ = world.learner._losses(world.state.params, world.state.target, batch, obs, draws)
-    assert torch.autograd.grad(loss.sum(), targets, allow_unused=True) == (None,) * len(targets)
-    with torch.no_grad():
-        moved = {name: target + 0.1 * torch.randn_like(target) for name, target in world.state.target.items()}
-    other, _ = world.learner._losses(world.state.params, moved, batch, obs, draws)
-    assert not torch.allclose(loss, other)
+    row, target = world.state.weights[0], world.state.target[0]
+    one = [tree_map(lambda t: t[0], struct) for struct in (batch, obs, draws)]
+
+    def loss(row, target):
+        return world.learner._agent_loss(row, target, *one)[0]
+
+    by_row, by_target = torch.func.grad(loss, argnums=(0, 1))(row, target)
+    assert by_row.count_nonzero() > 0.5 * by_row.numel()
+    assert by_target.count_nonzero() == 0
+    assert loss(row, target) != loss(row, target + 0.1 * torch.randn_like(target))
 
 
 def test_draws_differ_between_updates_and_between_the_two_heads():

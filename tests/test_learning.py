@@ -56,9 +56,9 @@ def test_the_loop_acts_randomly_then_learns_twice_per_step(monkeypatch):
     )
     fleet = assemble(config, make("catch", 2), [0, 1], torch.device("cpu"))
     steps_at_update, greedy = [], []
-    update, act = fleet.learner.update, fleet.actor.greedy
+    prepare, act = fleet.learner.prepare, fleet.actor.greedy
     monkeypatch.setattr(
-        fleet.learner, "update", lambda *args: (steps_at_update.append(fleet.replay.steps), update(*args))[1]
+        fleet.learner, "prepare", lambda *args: (steps_at_update.append(fleet.replay.steps), prepare(*args))[1]
     )
     monkeypatch.setattr(fleet.actor, "greedy", lambda *args: (greedy.append(fleet.replay.steps), act(*args))[1])
     assert [tick.step for tick in train(fleet)] == list(range(1, 41))

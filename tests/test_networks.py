@@ -126,11 +126,11 @@ def test_transition_model_sees_the_action_and_normalises_by_the_batch():
     model = TransitionModel(4)
     z = torch.rand(6, 64, 7, 7)
     actions = torch.tensor([0, 1, 2, 3, 0, 1])
-    out = model(z, actions)
+    out = model(z, model.planes(actions))
     assert out.shape == z.shape
-    assert not torch.allclose(out, model(z, actions.roll(1)))
+    assert not torch.allclose(out, model(z, model.planes(actions.roll(1))))
     # Batch statistics: a sample's prediction depends on its companions.
-    assert not torch.allclose(out[:3], model(z[:3], actions[:3]))
+    assert not torch.allclose(out[:3], model(z[:3], model.planes(actions[:3])))
 
 
 def test_action_planes_are_convolved_as_if_they_were_there():
@@ -141,7 +141,7 @@ def test_action_planes_are_convolved_as_if_they_were_there():
         planes[row, a] = 1
     weight = model.conv1.weight[:, 64:]
     expected = torch.nn.functional.conv2d(planes, weight, padding=1)
-    torch.testing.assert_close(model._convolved_planes(weight, action), expected)
+    torch.testing.assert_close(model.planes(action), expected)
 
 
 def test_parameter_count_at_six_actions():

@@ -5,9 +5,7 @@ Shapes: S agents, E environments per agent (one while training, many in evaluati
 
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call, vmap
 
@@ -34,11 +32,7 @@ class Actor:
     def observe(self, frame: Tensor, first: Tensor) -> None:
         """Push frames [S, E, 84, 84]; where an episode begins [S, E], the frames before it become black."""
         older = self.stack[:, :, 1:] * ~first[..., None, None, None]
-        self.stack = torch.cat([older, frame[:, :, None]], 2)
-
-    def keep(self, columns: NDArray[np.bool_]) -> None:
-        """Forget the environments [E] that are not to be seen again."""
-        self.stack = self.stack[:, torch.from_numpy(columns).to(self.stack.device)]
+        self.stack.copy_(torch.cat([older, frame[:, :, None]], 2))
 
     @torch.no_grad()
     def greedy(self, params: dict[str, Tensor], noise: HeadNoise | None) -> Tensor:

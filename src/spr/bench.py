@@ -28,7 +28,7 @@ def measure(config: Config, game: str, agents: int, device: torch.device) -> dic
         learn = Updates(fleet.learner, fleet.state, fleet.replay, fleet.dice)
         params = fleet.state.params
         update = _timed(device, learn)
-        act = _timed(device, lambda: fleet.actor.greedy(params, fleet.dice.head_noise()).cpu())
+        act = _timed(device, lambda: fleet.actor.greedy(params, fleet.dice.head_noise(fleet.dice.roll_action())).cpu())
         step = _timed(device, lambda: _step(envs, fleet.dice))
     finally:
         envs.close()

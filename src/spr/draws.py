@@ -4,6 +4,7 @@ An agent draws the same numbers alone and in any fleet, because nobody else uses
 Shapes: S agents, B batch, O observations of a sequence (bootstrap last), A actions.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -26,8 +27,15 @@ class Draws(NamedTuple):
     keep: tuple[Tensor, ...]  # [S, O, B, C, H, W] dropout masks, one per encoder layer; empty without dropout
 
 
+class Numbers(NamedTuple):
+    """What the generators give for one update, before it is cut into draws."""
+
+    normal: Tensor  # [S, ...]
+    uniform: Tensor  # [S, ...] in [0, 1), multiples of 2^-24
+
+
 class Dice:
-    """One generator per agent and the shapes they fill."""
+    """One generator per agent, and how its numbers become draws."""
 
     def __init__(self, config: Config, actions: int, seeds: Sequence[int], device: torch.device) -> None:
         """Seed one generator per agent on the device that uses its numbers."""
@@ -36,60 +44,70 @@ class Dice:
         self._config = config
         self._actions = actions
         self._head_sizes, self._head_tree = pytree.tree_flatten(head_sizes(config.network, actions))
+        self._head = sum(size.numel() for size in self._head_sizes)
 
     def update(self) -> Draws:
         """Draw everything that one update needs."""
+        return self.draws(self.roll())
+
+    def roll(self) -> Numbers:
+        """Take the numbers of one update from the generators: two calls for each agent, however much they fill."""
         config = self._config
         batch, seen = config.replay.batch, observation_count(config)
-        head = sum(size.numel() for size in self._head_sizes)
-        normal = self._normal(2 * head + batch * seen)
-        uniform = self._uniform(batch * seen * 2)
+        masks = [math.prod(shape) for shape in DROPOUT_SHAPES] if config.network.dropout else []
+        uniform = 2 * batch + 2 * batch * seen + batch * seen * sum(masks)
+        return Numbers(self._filled(2 * self._head + batch * seen, torch.Tensor.normal_), self._uniform(uniform))
+
+    def draws(self, numbers: Numbers) -> Draws:
+        """Cut an update's numbers into draws; a pure function."""
+        config = self._config
+        agents, batch, seen = len(self.generators), config.replay.batch, observation_count(config)
+        online, target, jitter = numbers.normal.split([self._head, self._head, batch * seen], 1)
+        coarse, fine, uniform, masks = numbers.uniform.tensor_split([batch, 2 * batch, 2 * batch * (1 + seen)], 1)
         reach = config.augment.shift
         shift = (uniform * (2 * reach + 1)).floor().clamp(max=2 * reach).long() - reach
-        jitter = normal[:, 2 * head :].clamp(-2, 2) * config.augment.intensity
-        agents = len(self.generators)
         return Draws(
-            sample=self._stack(lambda g: torch.rand(batch, generator=g, device=self.device, dtype=torch.float64)),
+            # Two numbers of 24 bits make one of 48: a priority among 100,000 may be small.
+            sample=coarse.double() + fine.double() * 2.0**-24,
             shift=shift.view(agents, batch, seen, 2),
-            factor=(1 + jitter).view(agents, batch, seen),
-            online=self._split(normal[:, :head]),
-            target=self._split(normal[:, head : 2 * head]),
-            keep=self._keep(batch, seen),
+            factor=(1 + jitter.clamp(-2, 2) * config.augment.intensity).view(agents, batch, seen),
+            online=self.head_noise(online),
+            target=self.head_noise(target),
+            keep=self._keep(masks, seen, batch),
         )
 
-    def head_noise(self) -> HeadNoise:
-        """Draw the noise of one acting step."""
-        return self._split(self._normal(sum(size.numel() for size in self._head_sizes)))
+    def roll_action(self) -> Tensor:
+        """Take the numbers of one acting step's noise from the generators, [S, ...]."""
+        return self._filled(self._head, torch.Tensor.normal_)
+
+    def head_noise(self, normal: Tensor) -> HeadNoise:
+        """Cut normal numbers [S, ...] into the noise of the Q-head's layers; a pure function."""
+        parts = torch.split(normal, [size.numel() for size in self._head_sizes], 1)
+        noise: HeadNoise = pytree.tree_unflatten(list(parts), self._head_tree)
+        return noise
 
     def actions(self) -> Tensor:
         """Draw one uniformly random action per agent, [S, 1]."""
         return (self._uniform(1) * self._actions).long().clamp(max=self._actions - 1)
 
-    def _keep(self, batch: int, seen: int) -> tuple[Tensor, ...]:
+    def _keep(self, uniform: Tensor, seen: int, batch: int) -> tuple[Tensor, ...]:
         p = self._config.network.dropout
         if p == 0:
             return ()
-
-        def mask(shape: tuple[int, ...]) -> Tensor:
-            size = (seen, batch, *shape)
-            draw = self._stack(lambda g: torch.rand(size, generator=g, device=self.device))
-            return (draw >= p).to(draw.dtype) / (1 - p)
-
-        return tuple(mask(shape) for shape in DROPOUT_SHAPES)
-
-    def _split(self, flat: Tensor) -> HeadNoise:
-        parts = torch.split(flat, [size.numel() for size in self._head_sizes], 1)
-        noise: HeadNoise = pytree.tree_unflatten(list(parts), self._head_tree)
-        return noise
-
-    def _normal(self, count: int) -> Tensor:
-        return self._stack(lambda g: torch.randn(count, generator=g, device=self.device))
+        parts = uniform.split([seen * batch * math.prod(shape) for shape in DROPOUT_SHAPES], 1)
+        return tuple(
+            ((part >= p) / (1 - p)).view(-1, seen, batch, *shape)
+            for part, shape in zip(parts, DROPOUT_SHAPES, strict=True)
+        )
 
     def _uniform(self, count: int) -> Tensor:
-        return self._stack(lambda g: torch.rand(count, generator=g, device=self.device))
+        return self._filled(count, torch.Tensor.uniform_)
 
-    def _stack(self, draw: Callable[[torch.Generator], Tensor]) -> Tensor:
-        return torch.stack([draw(generator) for generator in self.generators])
+    def _filled(self, count: int, fill: Callable[..., Tensor]) -> Tensor:
+        rows = torch.empty(len(self.generators), count, device=self.device)
+        for row, generator in zip(rows, self.generators, strict=True):
+            fill(row, generator=generator)
+        return rows
 
 
 def observation_count(config: Config) -> int:

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spr.actor import Actor
 from spr.config import SIDE, Config
 from spr.envs import make, seeds_for
+from spr.graphs import Inbox, Outbox, captured
 
 _TABLES = 20  # games of one agent that are played at the same time
 _GROUP = 8  # environments that step together and are released together
@@ -36,7 +37,6 @@ def play(
     all of a group's games are over, so that one long game does not keep hundreds of idle emulators running.
     """
     chance = config.evaluation.epsilon if epsilon is None else epsilon
-    device = next(iter(params.values())).device
     agents, tables = len(seeds), min(config.evaluation.episodes, _TABLES)
     scores: list[list[float | None]] = [[None] * config.evaluation.episodes for _ in seeds]
     dice = [np.random.default_rng([seed, *b"evaluate"]) for seed in seeds]
@@ -45,34 +45,52 @@ def play(
     try:
         for j in range(0, tables, size):
             groups.append(_Group(game, seeds, range(j, min(j + size, tables)), tables, scores))
-        actions = groups[0].envs.actions
-        actor = Actor(config, actions, (agents, tables), device)
+        table = _Table(config, groups[0].envs.actions, params, (agents, tables))
         while groups:
-            actor.observe(
-                torch.from_numpy(np.concatenate([group.frame for group in groups], 1)).to(device),
-                torch.from_numpy(np.concatenate([group.first for group in groups], 1)).to(device),
-            )
-            action = actor.greedy(params, noise=None).cpu().numpy()
-            seated = np.concatenate([group.tables for group in groups])
+            for group in groups:
+                table.frame[:, group.tables] = group.frame
+                table.first[:, group.tables] = group.first
+            action = table.greedy()
             for i, random in enumerate(dice):
                 # Drawn for every table, seated or not: an agent's draws do not depend on its neighbours' games.
-                explore, other = random.random(tables) < chance, random.integers(actions, size=tables)
-                action[i] = np.where(explore[seated], other[seated], action[i])
-            ends = np.cumsum([len(group.tables) for group in groups])[:-1]
-            for group, chosen in zip(groups, np.split(action, ends, 1), strict=True):
-                group.envs.send(chosen.reshape(-1))
+                explore, other = random.random(tables) < chance, random.integers(table.actions, size=tables)
+                action[i] = np.where(explore, other, action[i])
+            for group in groups:
+                group.envs.send(action[:, group.tables].reshape(-1))
             for group in groups:
                 group.receive()
             over = [group for group in groups if group.over]
-            if over:
-                actor.keep(np.concatenate([np.full(len(group.tables), not group.over) for group in groups]))
-                groups = [group for group in groups if not group.over]
-                for group in over:
-                    group.envs.close()
+            groups = [group for group in groups if not group.over]
+            for group in over:
+                group.envs.close()
             yield Playing(scores)
     finally:
         for group in groups:
             group.envs.close()
+
+
+class _Table:
+    """What all agents see at all their tables, [S, E], and what they do; empty seats keep their last frame."""
+
+    def __init__(self, config: Config, actions: int, params: dict[str, Tensor], shape: tuple[int, int]) -> None:
+        device = next(iter(params.values())).device
+        self.actions = actions
+        self.frame = np.zeros((*shape, SIDE, SIDE), np.uint8)
+        self.first = np.ones(shape, np.bool_)
+        actor = Actor(config, actions, shape, device)
+        inbox = Inbox(device, {"frame": self.frame, "first": self.first})
+
+        def act() -> Tensor:
+            actor.observe(inbox["frame"], inbox["first"])
+            return actor.greedy(params, noise=None)
+
+        self._inbox, self._outbox = inbox, Outbox(device)
+        self._act = captured(act, device)
+
+    def greedy(self) -> NDArray[np.int64]:
+        self._inbox.send(frame=self.frame, first=self.first)
+        self._outbox.post(self._act())
+        return self._outbox.read()
 
 
 class _Group:

@@ -64,9 +64,9 @@ def spread(x: Tensor) -> Tensor:
 
 
 class Objective(nn.Module):
-    """The losses of one agent, with its online networks and the target encoder and projection."""
+    """The losses of one agent; without target networks, the online ones are their own targets."""
 
-    def __init__(self, online: Networks, target: Networks, losses: frozenset[str]) -> None:
+    def __init__(self, online: Networks, target: Networks | None, losses: frozenset[str]) -> None:
         super().__init__()
         self.online = online
         self.target = target
@@ -74,21 +74,34 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch, obs: Tensor, draws: Draws) -> Terms:
         """Return the losses for observations [O, B, 4, 84, 84] of a batch."""
-        keep = draws.keep
-        z = self.online.encoder(obs[0], _masks(keep, slice(0, 1)))
-        rl, kl, value = self._rl(z, batch, obs[-1], draws)
+        z = self.online.encoder(obs[0], _masks(draws.keep, slice(0, 1)))
+        with torch.no_grad():
+            z_future, z_n = self._later(obs[1:], draws.keep)
+        rl, kl, value = self._rl(z, batch, z_n, draws)
         losses, watched = {"rl": rl}, {"value": value}
         if "spr" in self.names:
-            spr, seen = self._spr(z, batch, obs[1:-1], keep)
+            spr, seen = self._spr(z, batch, z_future)
             losses["spr"] = spr
             watched |= seen
         return Terms(losses, kl, watched)
 
-    def _rl(self, z: Tensor, batch: Batch, bootstrap: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
+    def _later(self, obs: Tensor, keep: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Encode the next K observations by the target encoder, [K * B, ...], the bootstrap by the online one, [B, ...].
+
+        Where these are one network, one pass does it.
+        """
+        depth, rows = obs.shape[0] - 1, obs.shape[1]
+        if self.target is None:
+            z = self.online.encoder(obs.flatten(0, 1), _masks(keep, slice(1, None)))
+            return z[: depth * rows], z[depth * rows :]
+        future = self.target.encoder(obs[:-1].flatten(0, 1), _masks(keep, slice(1, -1)))
+        return future, self.online.encoder(obs[-1], _masks(keep, slice(-1, None)))
+
+    def _rl(self, z: Tensor, batch: Batch, z_n: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
         """n-step double categorical Q-learning (Bellemare et al. 2017; van Hasselt et al. 2016)."""
         online, support = self.online, self.online.support.to(z.dtype)
         with torch.no_grad():
-            z_n = online.encoder(bootstrap, _masks(draws.keep, slice(-1, None))).flatten(1)
+            z_n = z_n.flatten(1)
             best = expected_value(online.head(z_n, draws.online).softmax(-1), support).argmax(-1)  # [B]
             # The target network is the online one (update period 1) under noise of its own.
             next_p = take(online.head(z_n, draws.target), best).softmax(-1)
@@ -100,19 +113,17 @@ class Objective(nn.Module):
         value = expected_value(chosen.detach().softmax(-1), support).mean()
         return cross_entropy(target, chosen), kl_divergence(target, chosen.detach()), value
 
-    def _spr(
-        self, z: Tensor, batch: Batch, future: Tensor, keep: tuple[Tensor, ...]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _spr(self, z: Tensor, batch: Batch, z_future: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Predict the target projections of the next K states by rolling the transition model forward."""
-        depth, rows = future.shape[:2]
+        online, depth, rows = self.online, batch.mask.shape[-1], z.shape[0]
         with torch.no_grad():
-            z_future = self.target.encoder(future.flatten(0, 1), _masks(keep, slice(1, -1)))
-            y_target = self.target.head.project(z_future.flatten(1)).view(depth, rows, -1)
+            y_target = (self.target or online).head.project(z_future.flatten(1)).view(depth, rows, -1)
+        planes = online.transition.planes(batch.actions.T.flatten()).unflatten(0, (depth, rows))
         predicted = []
         for k in range(depth):
-            z = self.online.transition(z, batch.actions[:, k])
+            z = online.transition(z, planes[k])
             predicted.append(z.flatten(1))
-        y = self.online.predictor(self.online.head.project(torch.cat(predicted)))  # [K * B, D]
+        y = online.predict(online.head.project(torch.cat(predicted)))  # [K * B, D]
         similarity = cosine(y.view(depth, rows, -1), y_target).T  # [B, K]
         watched = {
             "cosine": ((similarity * batch.mask).sum() / batch.mask.sum().clamp(min=1)).detach(),

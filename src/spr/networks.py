@@ -2,6 +2,8 @@
 
 Written for a single agent, as in the paper (Schwarzer et al. 2021, section 2); nothing here knows that fleets exist.
 Everything random (network noise, dropout masks) is an argument. Shapes: B batch, A actions, Z atoms.
+Precision has one rule: matrix products are taken in the dtype of their weight, and everything between them (biases,
+normalisation, activations) in float32 or wider.
 """
 
 import math
@@ -49,10 +51,14 @@ def head_sizes(config: NetworkConfig, actions: int) -> HeadNoise:
     )
 
 
+def widened(x: Tensor) -> Tensor:
+    """Return x in float32, or in its own dtype where that is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def renormalise(x: Tensor) -> Tensor:
-    """Scale each sample of [B, ...] to [0, 1] over all its values; always in float32 or wider."""
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    flat = wide.flatten(1)
+    """Scale each sample of [B, ...] to [0, 1] over all its values, in float32 or wider."""
+    flat = widened(x).flatten(1)
     low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
     return ((flat - low) / (high - low).clamp(min=1e-5)).view(x.shape)
 
@@ -67,7 +73,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     Under vmap F.linear gives that gradient transposed, and laying it out again costs more than computing it.
     """
-    return (weight @ x.mT).mT + bias
+    return widened((weight @ x.to(weight.dtype).mT).mT) + bias
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0) -> Tensor:
@@ -93,10 +99,11 @@ def shift_and_add(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, p
     taps, rows, columns = kernel // stride, height // stride, width // stride
     blocks = x.reshape(batch, channels, rows, stride, columns, stride).permute(0, 2, 4, 1, 3, 5)
     mixed = weight.reshape(out, channels, taps, stride, taps, stride).permute(1, 3, 5, 2, 4, 0)
-    products = blocks.reshape(batch * rows * columns, -1) @ mixed.reshape(channels * stride**2, -1)
+    blocks = blocks.reshape(batch * rows * columns, -1).to(weight.dtype)
+    products = blocks @ mixed.reshape(channels * stride**2, -1)
     products = F.pad(products.view(batch, rows, columns, taps, taps, out), (0,) * 6 + (padding,) * 4)
     high, wide = rows + 2 * padding - taps + 1, columns + 2 * padding - taps + 1
-    shifted = [products[:, i : i + high, j : j + wide, i, j] for i in range(taps) for j in range(taps)]
+    shifted = [widened(products[:, i : i + high, j : j + wide, i, j]) for i in range(taps) for j in range(taps)]
     y = sum(shifted[1:], shifted[0])
     return (y if bias is None else y + bias).permute(0, 3, 1, 2)
 
@@ -120,7 +127,7 @@ class Encoder(nn.Module):
 
 
 class TransitionModel(nn.Module):
-    """h: (latents [B, 64, 7, 7], actions [B]) -> predicted next latents [B, 64, 7, 7]."""
+    """h: (latents [B, 64, 7, 7], planes of actions [B, 64, 7, 7]) -> predicted next latents [B, 64, 7, 7]."""
 
     def __init__(self, actions: int) -> None:
         super().__init__()
@@ -129,26 +136,28 @@ class TransitionModel(nn.Module):
         self.bn = nn.BatchNorm2d(LATENT[0], track_running_stats=False)
         self.conv2 = nn.Conv2d(LATENT[0], LATENT[0], 3, padding=1)
 
-    def forward(self, z: Tensor, action: Tensor) -> Tensor:
-        """Predict one step; the action counts as one constant plane per possible action, appended to the latent."""
-        latent, planes = self.conv1.weight.split([LATENT[0], self.actions], 1)
-        x = convolve(z, latent, self.conv1.bias, padding=1) + self._convolved_planes(planes, action)
-        x = F.relu(x)
+    def planes(self, action: Tensor) -> Tensor:
+        """Return what the first convolution makes of actions [B], [B, 64, 7, 7].
+
+        An action counts as one constant plane per possible action, appended to the latent. The planes are not built:
+        convolved, a plane of ones is the sum of the taps inside. With them the matrix product would be 64 + A channels
+        wide, which is rarely a multiple of what a GPU aligns to.
+        """
+        weight = widened(self.conv1.weight[:, LATENT[0] :])  # [64, A, 3, 3]
+        inside = F.unfold(weight.new_ones(1, 1, *LATENT[1:]), 3, padding=1)[0]  # [9, 49], 0 where a tap is outside
+        table = weight.transpose(0, 1).reshape(-1, 9) @ inside  # [A * 64, 49]
+        # Comparing with a range, not F.one_hot: that one reads the data on the host, which no graph can capture.
+        one_hot = (action[:, None] == torch.arange(self.actions, device=action.device)).to(table.dtype)
+        return (one_hot @ table.view(self.actions, -1)).view(-1, *LATENT)
+
+    def forward(self, z: Tensor, planes: Tensor) -> Tensor:
+        """Predict one step, given what `planes` makes of the actions."""
+        latent = self.conv1.weight[:, : LATENT[0]]
+        x = F.relu(convolve(z, latent, self.conv1.bias, padding=1) + planes)
         # Written out because the library's batch norm refuses, under vmap on a GPU, the layout that `convolve` returns.
         variance, mean = torch.var_mean(x, (0, 2, 3), correction=0, keepdim=True)
         x = (x - mean) * (variance + self.bn.eps).rsqrt() * self.bn.weight[:, None, None] + self.bn.bias[:, None, None]
         return renormalise(F.relu(convolve(x, self.conv2.weight, self.conv2.bias, padding=1)))
-
-    def _convolved_planes(self, weight: Tensor, action: Tensor) -> Tensor:
-        """Convolve the action's planes without building them: a plane of ones gives the sum of the taps inside.
-
-        With them the matrix product would be 64 + A channels wide, which is rarely a multiple of what a GPU aligns to.
-        """
-        # Comparing with a range, not F.one_hot: that one reads the data on the host, which no graph can capture.
-        one_hot = (action[:, None] == torch.arange(self.actions, device=action.device)).to(weight.dtype)
-        taps = (one_hot @ weight.transpose(0, 1).reshape(self.actions, -1)).view(-1, LATENT[0], 9)
-        inside = F.unfold(weight.new_ones(1, 1, *LATENT[1:]), 3, padding=1)[0]  # [9, 49], 0 where a tap is outside
-        return (taps @ inside).view(-1, *LATENT)
 
 
 class NoisyLinear(nn.Module):
@@ -214,6 +223,10 @@ class Networks(nn.Module):
         self.register_buffer(
             "support", torch.linspace(config.v_min, config.v_max, config.atoms, device="cpu"), persistent=False
         )
+
+    def predict(self, y: Tensor) -> Tensor:
+        """q: projections [B, 2 * hidden] -> predicted target projections, [B, 2 * hidden]."""
+        return linear(y, self.predictor.weight, self.predictor.bias)
 
     def forward(self, obs: Tensor, noise: HeadNoise = NO_NOISE) -> Tensor:
         """Return Q-values [B, A] of observations [B, 4, 84, 84]."""

@@ -36,9 +36,9 @@ class Replay:
     def __init__(self, config: Config, agents: int, device: torch.device) -> None:
         """Take the device memory for all agents at once."""
         self.capacity = min(config.replay.capacity, config.schedule.steps)
-        self.steps = 0  # environment steps appended so far, per agent
         self._config = config
         shape = (agents, self.capacity)
+        self._count = torch.zeros(1, dtype=torch.int64, device=device)  # environment steps appended so far, per agent
         self.frames = torch.zeros(*shape, SIDE, SIDE, dtype=torch.uint8, device=device)
         self.actions = torch.zeros(shape, dtype=torch.int64, device=device)
         self.rewards = torch.zeros(shape, dtype=torch.float32, device=device)
@@ -53,6 +53,8 @@ class Replay:
         # Observation o starts its stack at frame offsets[o] of the sequence; the last one is the bootstrap.
         self.offsets = torch.tensor([*range(seen - 1), n_step], device=device)
         self._window = torch.arange(1 - STACK, config.horizon + 1, device=device)
+        self._stack = torch.arange(STACK, device=device)
+        self._crossed = torch.arange(n_step, device=device)
         self._powers = config.replay.gamma ** torch.arange(n_step + 1, device=device, dtype=torch.float32)
         self._depth, self._n_step = depth, n_step
         self._agent = torch.arange(agents, device=device)[:, None]
@@ -63,24 +65,30 @@ class Replay:
         What comes of it is not needed yet: a sequence ends with an observation, so the one that becomes drawable now
         needs the frame of this step, and rewards and ends of earlier ones only.
         """
-        slot = self.steps % self.capacity
-        self.frames[:, slot] = frame
-        self.first[:, slot] = first
-        self.actions[:, slot] = action
+        slot = self._count % self.capacity
+        self.frames.index_copy_(1, slot, frame[:, None])
+        self.first.index_copy_(1, slot, first[:, None])
+        self.actions.index_copy_(1, slot, action[:, None])
         # Starts whose own step or stacked frames are overwritten by this one can't be drawn any more.
-        for lost in range(STACK if self.steps >= self.capacity else 0):
-            self.priority[:, (slot + lost) % self.capacity] = 0
-        start = self.steps - self._config.horizon
-        if start >= 0:
-            crossed = [(start + i) % self.capacity for i in range(self._n_step)]
-            self.priority[:, start % self.capacity] = (~self.truncated[:, crossed].any(1)).float()
-        self.steps += 1
+        lost = (slot + self._stack) % self.capacity
+        self.priority.index_copy_(1, lost, self.priority[:, lost] * (self._count < self.capacity))
+        # In the first steps no window is whole yet; what is written then is the zero that stands there already.
+        start = self._count - self._config.horizon
+        crossed = self.truncated[:, (start + self._crossed) % self.capacity].any(1)
+        drawable = (~crossed & (start >= 0)).to(self.priority.dtype)
+        self.priority.index_copy_(1, start % self.capacity, drawable[:, None])
+        self._count += 1
 
     def settle(self, reward: Tensor, truncated: Tensor) -> None:
         """Add what came of the last step, [S] each: the clipped reward, and whether the time limit was reached."""
-        slot = (self.steps - 1) % self.capacity
-        self.rewards[:, slot] = reward
-        self.truncated[:, slot] = truncated
+        slot = (self._count - 1) % self.capacity
+        self.rewards.index_copy_(1, slot, reward[:, None])
+        self.truncated.index_copy_(1, slot, truncated[:, None])
+
+    @property
+    def steps(self) -> int:
+        """Environment steps appended so far, per agent; it reads the device."""
+        return int(self._count)
 
     def sample(self, uniform: Tensor, beta: Tensor) -> Batch:
         """Draw sequences with probability proportional to priority, by uniform numbers [S, B]; beta is a scalar."""

@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spr.actor import Actor
-from spr.config import Config
+from spr.config import SIDE, Config
 from spr.draws import Dice
-from spr.envs import Envs, seeds_for
+from spr.envs import Envs, Frames, Step, seeds_for
 from spr.errors import UserError
+from spr.graphs import Inbox, Outbox, captured, compiled
 from spr.learner import Learner, LearnerState, Updates
 from spr.replay import Replay
 
@@ -45,9 +47,11 @@ class Tick(NamedTuple):
     rows: list[dict[str, Any]] | None
 
 
-def assemble(config: Config, envs: Envs, seeds: Sequence[int], device: torch.device) -> Fleet:
-    """Put a fleet together, one agent per seed."""
-    learner = Learner(config, envs.actions, device)
+def assemble(
+    config: Config, envs: Envs, seeds: Sequence[int], device: torch.device, product: torch.dtype = torch.float32
+) -> Fleet:
+    """Put a fleet together, one agent per seed; its matrix products are taken in the dtype `product`."""
+    learner = Learner(config, envs.actions, device, product=product)
     return Fleet(
         config=config,
         seeds=tuple(seeds),
@@ -63,44 +67,94 @@ def assemble(config: Config, envs: Envs, seeds: Sequence[int], device: torch.dev
 
 def train(fleet: Fleet) -> Iterator[Tick]:
     """Train a fleet to the end of its schedule, one tick per environment step; its state is changed in place."""
-    config, device = fleet.config, fleet.device
-    schedule, replay, dice = config.schedule, fleet.replay, fleet.dice
-    games = _Games(len(fleet.seeds), fleet.envs.actions)
-    seen = _Running()
-    update = Updates(fleet.learner, fleet.state, replay, dice)
+    config, envs = fleet.config, fleet.envs
+    schedule, agents = config.schedule, len(fleet.seeds)
+    games = _Games(agents, envs.actions)
+    update = Updates(fleet.learner, fleet.state, fleet.replay, fleet.dice)
+    turn = Turn(fleet)
     every = max(1, schedule.steps // _ROWS)
 
-    frame = torch.from_numpy(fleet.envs.reset([seeds_for(seed, "train", 1)[0] for seed in fleet.seeds])).to(device)
-    first = torch.ones(len(fleet.seeds), dtype=torch.bool, device=device)
+    turn.start(envs.reset([seeds_for(seed, "train", 1)[0] for seed in fleet.seeds]))
     for step in range(schedule.steps):
         learning = step >= schedule.random_steps
-        fleet.actor.observe(frame[:, None], first[:, None])
-        action = fleet.actor.greedy(fleet.state.params, dice.head_noise()) if learning else dice.actions()
-        chosen = action[:, 0].cpu().numpy()
-        # The games move while the agents learn. Nothing is reordered by that: see Replay.append.
-        fleet.envs.send(chosen)
-        replay.append(frame, first, action[:, 0])
-        if step == schedule.random_steps and not replay.drawable():
+        if step == schedule.random_steps and not fleet.replay.drawable():
             raise UserError(
                 f"no sequence of {config.replay.n_step} steps without a time limit in the first {step:,} steps: "
                 "set a smaller replay.n_step, or give the environment a longer limit"
             )
+        turn.choose(greedy=learning)
+        # Learning needs the frame of this step but not what comes of it (see Replay.append): a GPU learns while the
+        # host waits for the actions and the environments step, and nothing is reordered by that.
         if learning:
             update.beta.fill_(beta_at(config, step))
             for _ in range(schedule.updates_per_step):
-                seen.add(update())
-        out = fleet.envs.receive()
-        replay.settle(torch.from_numpy(out.reward).to(device).clamp(-1, 1), torch.from_numpy(out.truncated).to(device))
-        frame = torch.from_numpy(out.frame).to(device)
-        first = torch.from_numpy(out.terminal | out.truncated).to(device)
+                update()
+        chosen = turn.chosen()
+        envs.send(chosen)
+        out = envs.receive()
+        turn.settle(out)
         games.count(chosen, out.reward, out.game_over)
 
         done = step + 1
         rows = None
         if done % every == 0 or done == schedule.steps:
-            means = seen.take(len(fleet.seeds))
-            rows = [{"step": done, **game, **mean} for game, mean in zip(games.rows(), means, strict=True)]
+            means = update.means()
+            rows = [
+                {"step": done, **game, **{name: values[agent] for name, values in means.items()}}
+                for agent, game in enumerate(games.rows())
+            ]
         yield Tick(done, games.recent(), rows)
+
+
+class Turn:
+    """A step of a fleet as the device sees it: what came of the last action, a new frame, an action, both stored."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        """Nothing has been seen yet."""
+        agents, device = len(fleet.seeds), fleet.device
+        self._fleet = fleet
+        self._inbox = Inbox(
+            device,
+            {
+                "frame": np.zeros((agents, SIDE, SIDE), np.uint8),
+                "first": np.ones(agents, np.bool_),
+                "reward": np.zeros(agents, np.float32),
+                "truncated": np.zeros(agents, np.bool_),
+            },
+        )
+        self._outbox = Outbox(device)
+        self._seen = compiled(self._see, device)
+        self._greedy = captured(lambda: self._seen(fleet.dice.roll_action(), None), device, fleet.dice.generators)
+
+    def start(self, frame: Frames) -> None:
+        """Show the first frame of every game, [S, 84, 84]."""
+        self._inbox.send(frame=frame, first=np.ones(len(frame), np.bool_))
+
+    def choose(self, greedy: bool) -> None:
+        """Begin the step: pick actions, the best under noise or random ones, and store them with what was seen."""
+        action = self._greedy() if greedy else self._see(None, self._fleet.dice.actions())
+        self._outbox.post(action)
+
+    def chosen(self) -> NDArray[np.int64]:
+        """Wait for the actions, [S]."""
+        return self._outbox.read()
+
+    def settle(self, out: Step) -> None:
+        """Send what came of the step; it is stored at once, so that the replay is whole between two steps."""
+        reward = out.reward.clip(-1, 1)
+        self._inbox.send(frame=out.frame, first=out.terminal | out.truncated, reward=reward, truncated=out.truncated)
+        self._fleet.replay.settle(self._inbox["reward"], self._inbox["truncated"])
+
+    @torch.no_grad()
+    def _see(self, noise: Tensor | None, action: Tensor | None) -> Tensor:
+        """See the newest frame and store it with the action taken, [S]: the given one, or the best under the noise."""
+        fleet, frame, first = self._fleet, self._inbox["frame"], self._inbox["first"]
+        fleet.actor.observe(frame[:, None], first[:, None])
+        if action is None:
+            assert noise is not None
+            action = fleet.actor.greedy(fleet.state.params, fleet.dice.head_noise(noise))
+        fleet.replay.append(frame, first, action[:, 0])
+        return action[:, 0]
 
 
 def beta_at(config: Config, step: int) -> float:
@@ -138,21 +192,3 @@ class _Games:
             {"games": games, "score": score, "action_entropy": float(nats)}
             for games, score, nats in zip(self._finished, self.recent(), entropy, strict=True)
         ]
-
-
-class _Running:
-    """Means of what the updates report, kept on the device until a row is written."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._count = 0
-
-    def add(self, watched: dict[str, Tensor]) -> None:
-        self._sums = {name: value + self._sums.get(name, 0) for name, value in watched.items()}
-        self._count += 1
-
-    def take(self, agents: int) -> list[dict[str, float]]:
-        """Return each agent's means since the last time, and forget them; there are none before learning starts."""
-        columns = {name: (total / self._count).tolist() for name, total in self._sums.items()}
-        self._sums, self._count = {}, 0
-        return [{name: values[agent] for name, values in columns.items()} for agent in range(agents)]

@@ -1,0 +1,110 @@
+"""Owns how device work is launched: compiled and captured on a GPU, as it is on a CPU; and the mail between host and it.
+
+A GPU finishes the small kernels of one update faster than Python can launch them. So its work is fused by the compiler
+and then recorded once as a CUDA graph, which one call replays; everything that changes lies in device memory.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+T = TypeVar("T")
+
+_EAGER = 3  # calls before a graph is captured
+
+
+def compiled(function: Callable[..., T], device: torch.device) -> Callable[..., T]:
+    """Fuse a function's small kernels on a GPU, where their number rules the time; on a CPU leave it as it is."""
+    return torch.compile(function, fullgraph=True, dynamic=False) if device.type == "cuda" else function
+
+
+def captured(
+    function: Callable[[], T], device: torch.device, generators: Sequence[torch.Generator] = ()
+) -> Callable[[], T]:
+    """Return a function that does the same: on a GPU, from its fourth call on, by replaying a CUDA graph.
+
+    The first calls run eagerly, and count: they let the libraries choose their kernels before these are frozen. The
+    generators are those it draws from; the graph advances them at each replay. What the function returns is overwritten
+    by its next call.
+    """
+    if device.type != "cuda":
+        return function
+    calls = 0
+    graph = torch.cuda.CUDAGraph()
+    result: T
+
+    def call() -> T:
+        nonlocal calls, result
+        calls += 1
+        if calls <= _EAGER:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                result = function()
+            torch.cuda.current_stream().wait_stream(side)
+            return result
+        if calls == _EAGER + 1:
+            for generator in generators:
+                graph.register_generator_state(generator)
+            with torch.cuda.graph(graph):
+                result = function()
+        graph.replay()
+        return result
+
+    return call
+
+
+class Inbox:
+    """Arrays that the host sends again and again, each to a fixed place on the device, without waiting.
+
+    What is sent may be overwritten on its way by the next sending: between two, wait for something that came after.
+    """
+
+    def __init__(self, device: torch.device, like: dict[str, NDArray[Any]]) -> None:
+        """Take the places; they begin as zeros."""
+        pinned = device.type == "cuda"
+        self._host = {
+            name: torch.zeros_like(torch.from_numpy(array), pin_memory=pinned) for name, array in like.items()
+        }
+        self._device = {name: tensor.to(device) for name, tensor in self._host.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return where an array arrives."""
+        return self._device[name]
+
+    def send(self, **arrays: NDArray[Any]) -> None:
+        """Send new contents."""
+        for name, array in arrays.items():
+            np.copyto(self._host[name].numpy(), array)
+            self._device[name].copy_(self._host[name], non_blocking=True)
+
+
+class Outbox:
+    """A tensor on its way from the device to the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Nothing is on its way."""
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        self._host: Tensor | None = None
+
+    def post(self, tensor: Tensor) -> None:
+        """Let the host have a tensor as soon as it is computed; the device goes on."""
+        if self._event is None:
+            self._host = tensor
+            return
+        if self._host is None:
+            self._host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        self._host.copy_(tensor, non_blocking=True)
+        self._event.record()
+
+    def read(self) -> NDArray[Any]:
+        """Wait for what was posted, and for nothing later."""
+        assert self._host is not None, "nothing was posted"
+        if self._event is not None:
+            self._event.synchronize()
+        array: NDArray[Any] = self._host.numpy().copy()
+        return array
