@@ -1,5 +1,7 @@
 """One update, and fleets: an agent among others is the same agent alone."""
 
+from itertools import combinations
+
 import pytest
 import torch
 from torch.utils._pytree import tree_map
@@ -64,7 +66,7 @@ def test_an_agent_in_a_fleet_equals_the_same_agent_alone(preset):
 def test_different_seeds_differ():
     world = World(small(), [0, 1])
     world.update(2)
-    for name in ("encoder.conv1.weight", "head.value_out.weight_sigma", "transition.conv2.weight"):
+    for name in ("encoder.conv1.weight", "head.value.weight_sigma", "transition.conv2.weight"):
         first, second = world.state.params[name]
         assert not torch.allclose(first, second)
     assert not torch.equal(world.replay.priority[0], world.replay.priority[1])
@@ -102,43 +104,52 @@ def test_clip_groups_are_separate_per_agent_and_spare_the_predictor():
     by_name = learner.layout.views(grads)
 
     def first(name):
-        return learner.layout.views(clipped)[name].flatten(1)[:, 0].tolist()
+        return by_name[name].flatten(1)[:, 0].tolist()
 
     for name, values in {
         "encoder.conv1.weight": (3, 30),
-        "head.value_out.bias": (4, 40),
+        "head.value.bias": (4, 40),
         "transition.conv1.bias": (20, 1),
         "predictor.weight": (1e3, 1e3),
     }.items():
         by_name[name].flatten(1)[:, 0] = torch.tensor(values, dtype=torch.float32)
-    clipped, norms = learner.clipped(grads)
-    torch.testing.assert_close(norms["norm_agent"], torch.tensor([5.0, 50.0]))
-    torch.testing.assert_close(norms["norm_model"], torch.tensor([20.0, 1.0]))
+    norms = {"norm_agent": torch.tensor([5.0, 50.0]), "norm_model": torch.tensor([20.0, 1.0])}
+    learner.step(learner.init([0, 1]), grads, norms)
     assert first("encoder.conv1.weight") == pytest.approx([3, 6])
-    assert first("head.value_out.bias") == pytest.approx([4, 8])
+    assert first("head.value.bias") == pytest.approx([4, 8])
     assert first("transition.conv1.bias") == pytest.approx([10, 1])
     assert first("predictor.weight") == [1e3, 1e3]
-    assert clipped.count_nonzero() == 8
+    assert grads.count_nonzero() == 8
+
+
+def test_the_norms_are_those_of_encoder_and_head_and_of_the_model():
+    world = World(small(), [0, 1])
+    kept = []
+    compute = world.learner.gradients
+    world.learner.gradients = lambda *args: (kept.append(compute(*args)), kept[0])[1]  # type: ignore[method-assign]
+    _, watched = world.learner.prepare(world.state, world.replay, world.dice.update(), torch.tensor(0.4))
+    grads = world.learner.layout.views(kept[0][0])
+    for norm, beginnings in {"norm_agent": ("encoder.", "head."), "norm_model": ("transition.",)}.items():
+        squares = sum(grad.flatten(1).square().sum(1) for name, grad in grads.items() if name.startswith(beginnings))
+        torch.testing.assert_close(watched[norm], squares.sqrt(), rtol=1e-5, atol=1e-5)
 
 
 def test_the_step_is_adam_of_the_paper():
     world = World(small(), [0])
     expected = world.state.weights.clone()
     seen = []
-    compute = world.learner.gradients
+    step = world.learner.step
 
-    def spy(*args):
-        result = compute(*args)
-        seen.append(result[0].clone())
-        return result
+    def spy(state, grads, watched):
+        step(state, grads, watched)
+        seen.append(grads.clone())  # clipped by then
 
-    world.learner.gradients = spy  # type: ignore[method-assign]
+    world.learner.step = spy  # type: ignore[method-assign]
     world.update(3)
     m, v = torch.zeros_like(expected), torch.zeros_like(expected)
     for step, grads in enumerate(seen, start=1):
-        clipped, _ = world.learner.clipped(grads)
-        m = 0.9 * m + 0.1 * clipped
-        v = 0.999 * v + 0.001 * clipped**2
+        m = 0.9 * m + 0.1 * grads
+        v = 0.999 * v + 0.001 * grads**2
         rate = 1e-4 / (1 - 0.9**step)
         expected = expected - rate * m / ((v / (1 - 0.999**step)).sqrt() + 1.5e-4)
     torch.testing.assert_close(world.state.weights, expected, rtol=1e-5, atol=1e-7)
@@ -148,8 +159,8 @@ def test_targets_are_a_moving_average_after_the_step():
     world = World(small("spr_noaug", **{"learner.tau": 0.75}), [0])
     start = {name: p.clone() for name, p in world.learner.layout.averaged(world.state.target).items()}
     assert "encoder.conv3.bias" in start
-    assert "head.advantage_hidden.weight" in start
-    assert not any("out" in name or "sigma" in name for name in start)
+    assert "head.hidden.weight" in start
+    assert not any("head.value" in name or "head.advantage" in name or "sigma" in name for name in start)
     assert all(torch.equal(value, world.state.params[name]) for name, value in start.items())
     world.update()
     for name, target in world.learner.layout.averaged(world.state.target).items():
@@ -201,7 +212,7 @@ def test_no_gradient_reaches_the_targets_though_the_loss_depends_on_them():
     batch = world.replay.sample(draws.sample, torch.tensor(0.4))
     obs = torch.rand(1, 4, 6, 4, 84, 84, generator=torch.Generator().manual_seed(0))
     row, target = world.state.weights[0], world.state.target[0]
-    one = [tree_map(lambda t: t[0], struct) for struct in (batch, obs, draws)]
+    one = [tree_map(lambda t: t[0], struct) for struct in (batch, (obs[:, :1], obs[:, 1:]), draws)]
 
     def loss(row, target):
         return world.learner._agent_loss(row, target, *one)[0]
@@ -216,8 +227,9 @@ def test_draws_differ_between_updates_and_between_the_two_heads():
     dice = Dice(small(), ACTIONS, [0], CPU)
     one, two = dice.update(), dice.update()
     assert not torch.equal(one.sample, two.sample)
-    assert not torch.equal(one.online.value_hidden.input, one.target.value_hidden.input)
-    assert not torch.equal(one.online.value_hidden.input, two.online.value_hidden.input)
+    drawn = [draws.noise.hidden.input[0, head] for draws in (one, two) for head in (0, 1)]
+    assert all(not torch.equal(a, b) for a, b in combinations(drawn, 2))
+    assert torch.stack(drawn).std().item() == pytest.approx(1, abs=0.02)
 
 
 def test_shift_and_factor_distributions():

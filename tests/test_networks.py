@@ -39,15 +39,31 @@ def test_scale_gradient_changes_only_the_gradient():
     torch.testing.assert_close(x.grad, torch.full((2,), 0.25))
 
 
+def explicit(layer, x, f_in, f_out):
+    weight, bias = layer.weight + layer.weight_sigma * torch.outer(f_out, f_in), layer.bias + layer.bias_sigma * f_out
+    return torch.nn.functional.linear(x, weight, bias)
+
+
 def test_noisy_linear_equals_the_explicit_noisy_weight():
     layer = NoisyLinear(5, 3, sigma=0.5)
-    noise = LayerNoise(torch.randn(5), torch.randn(3))
-    f_in, f_out = (e.sign() * e.abs().sqrt() for e in noise)
-    weight = layer.weight + layer.weight_sigma * torch.outer(f_out, f_in)
-    bias = layer.bias + layer.bias_sigma * f_out
+    noise = LayerNoise(torch.randn(2, 1, 5), torch.randn(2, 3))  # two draws
+    x = torch.randn(2, 4, 5)
+    out = layer(x, noise)
+    for draw in range(2):
+        f_in, f_out = (e[draw].sign() * e[draw].abs().sqrt() for e in noise)
+        torch.testing.assert_close(out[draw], explicit(layer, x[draw], f_in[0], f_out))
+    torch.testing.assert_close(layer.mean(x[0]), torch.nn.functional.linear(x[0], layer.weight, layer.bias))
+
+
+def test_streams_without_a_noisy_weight_equal_explicit_layers_side_by_side():
+    layer = NoisyLinear(5, 6, sigma=0.5, streams=2)
+    noise = LayerNoise(torch.randn(3, 2, 5), torch.randn(3, 6))  # three draws
     x = torch.randn(4, 5)
-    torch.testing.assert_close(layer(x, noise), torch.nn.functional.linear(x, weight, bias))
-    torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+    out = layer.unformed(x, noise)
+    for draw in range(3):
+        f_in, f_out = (e[draw].sign() * e[draw].abs().sqrt() for e in noise)
+        value, advantage = explicit(layer, x, f_in[0], f_out), explicit(layer, x, f_in[1], f_out)
+        torch.testing.assert_close(out[draw], torch.cat([value[:, :3], advantage[:, 3:]], 1))
 
 
 def test_noisy_linear_initialisation():
@@ -56,6 +72,8 @@ def test_noisy_linear_initialisation():
     assert layer.weight.std().item() == pytest.approx(0.1 / math.sqrt(3), rel=0.05)
     assert layer.weight_sigma.unique().tolist() == pytest.approx([0.05])
     assert layer.bias_sigma.unique().tolist() == pytest.approx([0.1])
+    two = NoisyLinear(100, 50, sigma=0.5, streams=2)  # two layers of 25 side by side
+    assert two.bias_sigma.unique().tolist() == pytest.approx([0.1])
 
 
 def test_linear_is_linear():
@@ -68,12 +86,13 @@ def test_linear_is_linear():
     [(4, 32, 8, 4, 0, 84), (32, 64, 4, 2, 0, 20), (64, 64, 3, 1, 0, 9), (70, 64, 3, 1, 1, 7)],
 )
 def test_a_convolution_by_shifting_and_adding_equals_the_librarys(inputs, outputs, kernel, stride, padding, side):
-    layer = torch.nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, dtype=torch.float64)
+    layer = torch.nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, bias=False, dtype=torch.float64)
     x = torch.randn(3, inputs, side, side, dtype=torch.float64, requires_grad=True)
-    expected, actual = layer(x), shift_and_add(x, layer.weight, layer.bias, stride, padding)
+    expected = layer(x).permute(0, 2, 3, 1)
+    actual = shift_and_add(x.permute(0, 2, 3, 1), layer.weight, stride, padding)
     torch.testing.assert_close(actual, expected)
     weights = torch.randn_like(expected)
-    wanted = [x, layer.weight, layer.bias]
+    wanted = [x, layer.weight]
     for ours, theirs in zip(
         torch.autograd.grad((actual * weights).sum(), wanted),
         torch.autograd.grad((expected * weights).sum(), wanted),
@@ -85,8 +104,8 @@ def test_a_convolution_by_shifting_and_adding_equals_the_librarys(inputs, output
 def test_dueling_head_adds_value_to_centred_advantages():
     head = QHead(NetworkConfig(hidden=8, atoms=5), actions=3)
     z = torch.rand(2, 3136)
-    value = head.value_out(torch.relu(head.value_hidden(z)))
-    torch.testing.assert_close(head(z).mean(1), value)
+    value = head.value.mean(torch.relu(head.project(z)[:, :8]))
+    torch.testing.assert_close(head.mean(z).mean(1), value)
 
 
 def test_projection_has_no_noise_no_relu_and_shares_the_heads_weights():
@@ -95,15 +114,23 @@ def test_projection_has_no_noise_no_relu_and_shares_the_heads_weights():
     y = head.project(z)
     assert y.shape == (4, 16)
     assert (y < 0).any()
-    expected = z @ torch.cat([head.value_hidden.weight, head.advantage_hidden.weight]).T
-    expected = expected + torch.cat([head.value_hidden.bias, head.advantage_hidden.bias])
-    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(y, torch.nn.functional.linear(z, head.hidden.weight, head.hidden.bias))
+
+
+def test_the_head_without_noise_is_the_head_under_zero_noise():
+    head = QHead(NetworkConfig(hidden=8, atoms=5), actions=3)
+    z = torch.rand(4, 3136)
+    zero = HeadNoise(*(LayerNoise(torch.zeros(1, s, i), torch.zeros(1, o)) for s, i, o in sizes(8, 5, 3)))
+    torch.testing.assert_close(head(z, zero)[0], head.mean(z))
+
+
+def sizes(hidden, atoms, actions):
+    return [(2, 3136, 2 * hidden), (1, hidden, atoms), (1, hidden, actions * atoms)]
 
 
 def test_noise_changes_q_values_and_absence_of_noise_does_not():
     networks = Networks(NetworkConfig(hidden=8), actions=3, with_model=False)
-    sizes = [(3136, 8), (8, 51), (3136, 8), (8, 153)]
-    noise = HeadNoise(*(LayerNoise(torch.randn(i), torch.randn(o)) for i, o in sizes))
+    noise = HeadNoise(*(LayerNoise(torch.randn(s, i), torch.randn(o)) for s, i, o in sizes(8, 51, 3)))
     obs = torch.rand(2, 4, 84, 84)
     assert torch.equal(networks(obs), networks(obs))
     assert not torch.allclose(networks(obs), networks(obs, noise))
@@ -111,20 +138,20 @@ def test_noise_changes_q_values_and_absence_of_noise_does_not():
 
 def test_latents_lie_between_zero_and_one():
     z = Encoder()(torch.rand(3, 4, 84, 84))
-    assert z.shape == (3, 64, 7, 7)
+    assert z.shape == (3, 7, 7, 64)
     assert torch.equal(z.flatten(1).amin(1), torch.zeros(3))
     torch.testing.assert_close(z.flatten(1).amax(1), torch.ones(3))
 
 
 def test_dropout_masks_silence_activations():
     encoder = Encoder()
-    keep = tuple(torch.zeros(2, *shape) for shape in ((32, 20, 20), (64, 9, 9), (64, 7, 7)))
+    keep = tuple(torch.zeros(2, *shape) for shape in ((20, 20, 32), (9, 9, 64), (7, 7, 64)))
     assert encoder(torch.rand(2, 4, 84, 84), keep).abs().sum() == 0
 
 
 def test_transition_model_sees_the_action_and_normalises_by_the_batch():
     model = TransitionModel(4)
-    z = torch.rand(6, 64, 7, 7)
+    z = torch.rand(6, 7, 7, 64)
     actions = torch.tensor([0, 1, 2, 3, 0, 1])
     out = model(z, model.planes(actions))
     assert out.shape == z.shape
@@ -141,7 +168,7 @@ def test_action_planes_are_convolved_as_if_they_were_there():
         planes[row, a] = 1
     weight = model.conv1.weight[:, 64:]
     expected = torch.nn.functional.conv2d(planes, weight, padding=1)
-    torch.testing.assert_close(model.planes(action), expected)
+    torch.testing.assert_close(model.planes(action), expected.permute(0, 2, 3, 1) + model.conv1.bias)
 
 
 def test_parameter_count_at_six_actions():

@@ -29,24 +29,30 @@ PLAIN = [
     (26, "predictor", (512, 512), 512),
 ]
 NOISY = [
-    (10, "head.value_hidden", (256, 3136)),
-    (14, "head.value_out", (51, 256)),
-    (18, "head.advantage_hidden", (256, 3136)),
-    (22, "head.advantage_out", (306, 256)),
+    (10, "hidden", (256, 3136)),
+    (14, "value", (51, 256)),
+    (18, "hidden", (256, 3136)),
+    (22, "advantage", (306, 256)),
 ]
+# Where the numbers of one of its layers are here: parameters that begin so, and which half of them.
 LAYERS = {
-    "encoder.conv1": "encoder.conv1",
-    "encoder.conv2": "encoder.conv2",
-    "encoder.conv3": "encoder.conv3",
-    "transition.conv1": "transition.conv1",
-    "transition.bn": "transition.bn",
-    "transition.conv2": "transition.conv2",
-    "value.hidden": "head.value_hidden",
-    "value.out": "head.value_out",
-    "advantage.hidden": "head.advantage_hidden",
-    "advantage.out": "head.advantage_out",
-    "predictor": "predictor",
+    "encoder.conv1": ("encoder.conv1.", slice(None)),
+    "encoder.conv2": ("encoder.conv2.", slice(None)),
+    "encoder.conv3": ("encoder.conv3.", slice(None)),
+    "transition.conv1": ("transition.conv1.", slice(None)),
+    "transition.bn": ("transition.bn.", slice(None)),
+    "transition.conv2": ("transition.conv2.", slice(None)),
+    "value.hidden": ("head.hidden.", slice(0, 256)),
+    "value.out": ("head.value.", slice(None)),
+    "advantage.hidden": ("head.hidden.", slice(256, 512)),
+    "advantage.out": ("head.advantage.", slice(None)),
+    "predictor": ("predictor.", slice(None)),
 }
+
+
+def channels_last(flat):
+    """Reorder flat latents [..., 3136] from channels first, as the golden numbers have them, to channels last."""
+    return flat.unflatten(-1, (64, 49)).transpose(-1, -2).flatten(-2)
 
 
 def u(salt, *shape):
@@ -60,10 +66,21 @@ def formula_params():
     for salt, name, shape, fan_in in PLAIN:
         params[f"{name}.weight"] = 2 * u(salt, *shape) / fan_in**0.5
         params[f"{name}.bias"] = 2 * u(salt + 1, shape[0]) / fan_in**0.5
-    for salt, name, (rows, fan_in) in NOISY:
-        params[f"{name}.weight"] = 2 * u(salt, rows, fan_in) / fan_in**0.5
-        params[f"{name}.bias"] = 2 * u(salt + 1, rows) / fan_in**0.5
+    for part in ("hidden", "value", "advantage"):
+        layers = [(salt, shape) for salt, name, shape in NOISY if name == part]
+        weights = [2 * u(salt, *shape) / shape[1] ** 0.5 for salt, shape in layers]
+        params[f"head.{part}.weight"] = torch.cat([channels_last(w) if part == "hidden" else w for w in weights])
+        params[f"head.{part}.bias"] = torch.cat([2 * u(salt + 1, shape[0]) / shape[1] ** 0.5 for salt, shape in layers])
     return params
+
+
+def formula_noise():
+    layers = {}
+    for part in ("hidden", "value", "advantage"):
+        drawn = [(4 * u(salt + 2, shape[1]), 4 * u(salt + 3, shape[0])) for salt, name, shape in NOISY if name == part]
+        inputs = torch.stack([channels_last(e) if part == "hidden" else e for e, _ in drawn])
+        layers[part] = LayerNoise(inputs, torch.cat([e for _, e in drawn]))
+    return HeadNoise(**layers)
 
 
 def observation(t):
@@ -72,8 +89,8 @@ def observation(t):
     return torch.stack([torch.stack(row) for row in frames]).double() / 255
 
 
-def as_on_a_gpu(x, weight, bias, stride=1, padding=0):
-    return networks_module.shift_and_add(x, weight, bias, stride, padding)
+def as_on_a_gpu(x, weight, stride=1, padding=0):
+    return networks_module.shift_and_add(x, weight, stride, padding)
 
 
 @pytest.fixture(scope="module", params=["a CPU's convolutions", "a GPU's convolutions"])
@@ -94,9 +111,7 @@ def compute():
             assert state.params[name].shape == (1, *value.shape)
             state.params[name][0] = value
 
-    noise = HeadNoise(
-        *(LayerNoise(4 * u(s + 2, shape[1])[None], 4 * u(s + 3, shape[0])[None]) for s, _, shape in NOISY)
-    )
+    noise = formula_noise()
     obs = torch.stack([observation(t) for t in (*range(DEPTH + 1), N)])[None]
     mask = torch.ones(1, ROWS, DEPTH)
     mask[0, 1, 2:] = 0
@@ -112,10 +127,11 @@ def compute():
         weight=WEIGHTS[None],
     )
     unused = torch.zeros(1, ROWS, DEPTH + 2)
-    draws = Draws(unused, unused[..., None], unused, online=noise, target=noise, keep=())
-    rows, loss, terms = learner.gradients(state, batch, obs, draws)
+    both = HeadNoise(*(LayerNoise(*(torch.stack([e, e])[None] for e in layer)) for layer in noise))
+    draws = Draws(unused, unused[..., None], unused, noise=both, keep=())
+    rows, loss, terms = learner.gradients(state, batch, (obs[:, :1], obs[:, 1:]), draws)
     grads = learner.layout.views(rows)
-    return {"learner": learner, "state": state, "obs": obs, "noise": noise, "batch": batch} | {
+    return {"learner": learner, "state": state, "obs": obs, "noise": noise, "draws": draws, "batch": batch} | {
         "loss": loss,
         "terms": terms,
         "grads": grads,
@@ -130,7 +146,7 @@ def assert_close(actual, expected):
 def test_q_values_before_and_after_n_steps(computed):
     networks = computed["learner"]._objective.online
     params = {name: value[0] for name, value in computed["state"].params.items()}
-    noise = HeadNoise(*(LayerNoise(layer.input[0], layer.output[0]) for layer in computed["noise"]))
+    noise = computed["noise"]
     assert_close(functional_call(networks, params, (computed["obs"][0, 0], noise)), GOLDEN["q_values"])
     assert_close(functional_call(networks, params, (computed["obs"][0, -1], noise)), GOLDEN["next_q_values"])
 
@@ -155,19 +171,20 @@ def test_spr_loss_sums_the_unmasked_cosines(computed):
 
 def test_every_cosine_before_masking(computed):
     learner, state, batch = computed["learner"], computed["state"], computed["batch"]
+    pair = (computed["obs"][:, :1], computed["obs"][:, 1:])
     for k in range(DEPTH):
         for b in range(ROWS):
             mask = torch.zeros(1, ROWS, DEPTH)
             mask[0, b, k] = 1
-            draws = Draws(mask, mask, mask, computed["noise"], computed["noise"], ())
-            _, _, terms = learner.gradients(state, batch._replace(mask=mask), computed["obs"], draws)
+            _, _, terms = learner.gradients(state, batch._replace(mask=mask), pair, computed["draws"])
             # 2e-6: the independent implementation takes the cosine in float32
             assert -terms.losses["spr"][0, b].item() == pytest.approx(GOLDEN["cosine"][k][b], rel=1e-5, abs=2e-6)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_gradient_norm_of_each_layer(computed, layer):
-    mine = [grad for name, grad in computed["grads"].items() if name.startswith(LAYERS[layer] + ".")]
+    begin, half = LAYERS[layer]
+    mine = [grad[:, half] for name, grad in computed["grads"].items() if name.startswith(begin)]
     norm = torch.stack([grad.square().sum() for grad in mine]).sum().sqrt()
     assert_close(norm, GOLDEN["grad_norm"][layer])
 

@@ -11,19 +11,19 @@ from spr.config import Config
 from spr.draws import Dice
 from spr.envs import Envs, make
 from spr.learner import Updates
-from spr.machine import device_name
+from spr.machine import device_name, product_dtype
 from spr.train import assemble, train
 
 _WARM, _TIMED = 5, 15
 
 
-def measure(config: Config, game: str, agents: int, device: torch.device) -> dict[str, Any]:
+def measure(config: Config, game: str, agents: int, device: torch.device, precision: str) -> dict[str, Any]:
     """Time a fleet of `agents` on a game: milliseconds (medians) of its parts, on replay filled by random play."""
     start = max(256, config.horizon + config.replay.batch)
     early = config.override({"schedule.random_steps": start})
     envs = make(game, agents)
     try:
-        fleet = assemble(early, envs, range(agents), device)
+        fleet = assemble(early, envs, range(agents), device, product_dtype(precision))
         next(tick for tick in train(fleet) if tick.step > start)
         learn = Updates(fleet.learner, fleet.state, fleet.replay, fleet.dice)
         params = fleet.state.params
@@ -38,6 +38,7 @@ def measure(config: Config, game: str, agents: int, device: torch.device) -> dic
         "game": game,
         "agents": agents,
         "device": device_name(device),
+        "precision": precision,
         "update_ms": update,
         "update_ms_per_agent": update / agents,
         "act_ms": act,

@@ -23,12 +23,13 @@ from spr.envs import known_games, make, rom_problem
 from spr.errors import UserError, did_you_mean
 from spr.evaluate import play
 from spr.games import game_names, normalised, reference_table
-from spr.machine import DEVICES, choose_device, device_name, free_memory, tune
+from spr.machine import DEVICES, choose_device, choose_precision, device_name, free_memory, product_dtype, tune
 from spr.presets import PRESETS, preset_config
 from spr.replay import memory_needed
 from spr.train import Fleet, Tick, assemble, train
 
 _INTERRUPTED = 130
+_PRECISION_HELP = "of matrix products while learning: fp32, tf32 or bf16 (default: auto, bf16 on a GPU, fp32 on a CPU)"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -82,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
     one.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto, the GPU if there is one)")
+    one.add_argument("--precision", default="auto", help=_PRECISION_HELP)
     one.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds all runs (default: runs)")
     one.add_argument("--overwrite", action="store_true", help="replace runs that are already in the way")
     one.add_argument(
@@ -112,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     four.add_argument("--game", default="pong", help="the game to step (default: pong)")
     four.add_argument("--preset", default="spr", help="the method to time (default: spr)")
     four.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    four.add_argument("--precision", default="auto", help=_PRECISION_HELP)
     four.add_argument("--json", action="store_true", help="print JSON instead of a table")
     four.set_defaults(run=_bench)
 
@@ -128,7 +131,8 @@ def _train(args: argparse.Namespace, console: Console) -> int:
     config = preset_config(args.preset).override(changes)
     seeds = _seeds(args.seeds)
     device = choose_device(args.device)
-    tune(device)
+    precision = choose_precision(args.precision, device)
+    tune(device, precision)
     _refuse_too_large(config, len(seeds), device)
     paths = [runs.folder(args.out, args.preset, args.game, seed) for seed in seeds]
     runs.refuse_taken(paths, args.overwrite)
@@ -138,7 +142,7 @@ def _train(args: argparse.Namespace, console: Console) -> int:
             runs.Run(path, args.preset, args.game, seed, config, envs.protocol)
             for path, seed in zip(paths, seeds, strict=True)
         ]
-        fleet = assemble(config, envs, seeds, device)
+        fleet = assemble(config, envs, seeds, device, product_dtype(precision))
         runs.create(mine)
         console.print(f"{args.preset} on {args.game}, seeds {' '.join(map(str, seeds))}, {device_name(device)}")
         steps, seconds = _learn(console, fleet, mine)
@@ -149,7 +153,8 @@ def _train(args: argparse.Namespace, console: Console) -> int:
     if steps < config.schedule.steps:
         console.print(f"stopped after {steps:,} steps; the agent so far can be played: spr evaluate {paths[0]}")
         return _INTERRUPTED
-    _summary(console, args.out, _judge(console, fleet, mine, seconds))
+    trained = {"train_seconds": round(seconds, 1), "precision": precision}
+    _summary(console, args.out, _judge(console, fleet, mine, trained))
     return 0
 
 
@@ -178,13 +183,13 @@ def _learn(console: Console, fleet: Fleet, mine: Sequence[runs.Run]) -> tuple[in
     return tick.step, time.monotonic() - began
 
 
-def _judge(console: Console, fleet: Fleet, mine: Sequence[runs.Run], train_seconds: float) -> list[dict[str, Any]]:
+def _judge(console: Console, fleet: Fleet, mine: Sequence[runs.Run], trained: dict[str, Any]) -> list[dict[str, Any]]:
     """Play the evaluation's games and store the results; where no random score is published, measure one beside."""
     began = time.monotonic()
     config, game, params = fleet.config, mine[0].game, dict(fleet.state.params)
     episodes = _play(console, config, game, params, fleet.seeds)
     measured: dict[str, Any] = {
-        "train_seconds": round(train_seconds, 1),
+        **trained,
         "eval_seconds": round(time.monotonic() - began, 1),
         "agents_together": len(mine),
         "device": device_name(fleet.device),
@@ -202,7 +207,7 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
     changes = {} if args.episodes is None else {"evaluation.episodes": args.episodes}
     config = run.config.override(changes)
     device = choose_device(args.device)
-    tune(device)
+    tune(device, choose_precision("auto", device))
     seed = run.seed if args.seed is None else _seeds([args.seed])[0]
     params = {name: tensor[None].to(device) for name, tensor in weights.items()}
     quiet = Console(stderr=True) if args.json else console
@@ -244,10 +249,11 @@ def _presets(args: argparse.Namespace, console: Console) -> int:
 def _bench(args: argparse.Namespace, console: Console) -> int:
     """Time one update, one action and one environment step of fleets, on a replay filled by random play."""
     device, config = choose_device(args.device), preset_config(args.preset)
-    tune(device)
+    precision = choose_precision(args.precision, device)
+    tune(device, precision)
     if any(agents < 1 for agents in args.agents):
         raise UserError("--agents takes numbers of at least 1")
-    rows = [bench.measure(config, args.game, agents, device) for agents in args.agents]
+    rows = [bench.measure(config, args.game, agents, device, precision) for agents in args.agents]
     if args.json:
         print(json.dumps({"version": __version__, "torch": torch.__version__, "preset": args.preset, "rows": rows}))
         return 0

@@ -22,9 +22,8 @@ class Draws(NamedTuple):
     sample: Tensor  # [S, B] uniform in [0, 1), float64: picks sequences by priority
     shift: Tensor  # [S, B, O, 2] pixels
     factor: Tensor  # [S, B, O] brightness
-    online: HeadNoise  # [S, ...] noise of the online head
-    target: HeadNoise  # [S, ...] noise of the head that values the bootstrap
-    keep: tuple[Tensor, ...]  # [S, O, B, C, H, W] dropout masks, one per encoder layer; empty without dropout
+    noise: HeadNoise  # [S, 2, ...] of the online head, and of the same head where it values the bootstrap
+    keep: tuple[Tensor, ...]  # [S, O, B, H, W, C] dropout masks, one per encoder layer; empty without dropout
 
 
 class Numbers(NamedTuple):
@@ -62,7 +61,7 @@ class Dice:
         """Cut an update's numbers into draws; a pure function."""
         config = self._config
         agents, batch, seen = len(self.generators), config.replay.batch, observation_count(config)
-        online, target, jitter = numbers.normal.split([self._head, self._head, batch * seen], 1)
+        noise, jitter = numbers.normal.split([2 * self._head, batch * seen], 1)
         coarse, fine, uniform, masks = numbers.uniform.tensor_split([batch, 2 * batch, 2 * batch * (1 + seen)], 1)
         reach = config.augment.shift
         shift = (uniform * (2 * reach + 1)).floor().clamp(max=2 * reach).long() - reach
@@ -71,8 +70,7 @@ class Dice:
             sample=coarse.double() + fine.double() * 2.0**-24,
             shift=shift.view(agents, batch, seen, 2),
             factor=(1 + jitter.clamp(-2, 2) * config.augment.intensity).view(agents, batch, seen),
-            online=self.head_noise(online),
-            target=self.head_noise(target),
+            noise=self.head_noise(noise.view(agents, 2, self._head)),
             keep=self._keep(masks, seen, batch),
         )
 
@@ -81,9 +79,11 @@ class Dice:
         return self._filled(self._head, torch.Tensor.normal_)
 
     def head_noise(self, normal: Tensor) -> HeadNoise:
-        """Cut normal numbers [S, ...] into the noise of the Q-head's layers; a pure function."""
-        parts = torch.split(normal, [size.numel() for size in self._head_sizes], 1)
-        noise: HeadNoise = pytree.tree_unflatten(list(parts), self._head_tree)
+        """Cut normal numbers [..., all of a head's] into the noise of the Q-head's layers; a pure function."""
+        parts = torch.split(normal, [size.numel() for size in self._head_sizes], -1)
+        lead = normal.shape[:-1]
+        leaves = [part.view(*lead, *size.shape) for part, size in zip(parts, self._head_sizes, strict=True)]
+        noise: HeadNoise = pytree.tree_unflatten(leaves, self._head_tree)
         return noise
 
     def actions(self) -> Tensor:

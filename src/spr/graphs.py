@@ -1,4 +1,4 @@
-"""Owns how device work is launched: compiled and captured on a GPU, as it is on a CPU; and the mail between host and it.
+"""Owns how device work is launched: compiled and captured on a GPU, plainly on a CPU; and mail between host and device.
 
 A GPU finishes the small kernels of one update faster than Python can launch them. So its work is fused by the compiler
 and then recorded once as a CUDA graph, which one call replays; everything that changes lies in device memory.

@@ -65,6 +65,8 @@ class Learner:
         self._device = device
         self._dtype = dtype
         self._product = product or dtype
+        # On a CPU the library's own fused Adam; on a GPU its plain one, which the compiler fuses with clipping.
+        self._fused = device.type == "cpu"
         with torch.device("meta"):
             target = self._networks() if config.learner.tau > 0 else None
             objective = Objective(self._networks(), target, frozenset(config.weights))
@@ -94,28 +96,35 @@ class Learner:
     def update(self, state: LearnerState, replay: Replay, draws: Draws, beta: Tensor) -> dict[str, Tensor]:
         """Do one update of every agent in place and return what to watch, [S] each."""
         grads, watched = self.prepare(state, replay, draws, beta)
-        self.step(state, grads)
+        self.step(state, grads, watched)
         return watched
 
     def prepare(
         self, state: LearnerState, replay: Replay, draws: Draws, beta: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Draw a batch, set its priorities anew, and return the clipped gradients [S, P] and what to watch."""
+        """Draw a batch, set its priorities anew, and return the gradients [S, P] and what to watch."""
         config = self._config
         batch = replay.sample(draws.sample, beta)
-        factor = draws.factor.to(self._dtype)
-        obs = observations(
-            batch.frames, replay.offsets, batch.visible, draws.shift, factor, largest_shift=config.augment.shift
-        )
-        grads, loss, terms = self.gradients(state, batch, obs, draws)
-        grads, norms = self.clipped(grads)
+
+        def seen(which: slice) -> Tensor:
+            """Make observations [S, O, B, 4, 84, 84] of some times."""
+            visible, shift, factor = (t[:, :, which] for t in (batch.visible, draws.shift, draws.factor))
+            factor = factor.to(self._dtype)
+            return observations(batch.frames, replay.offsets[which], visible, shift, factor, config.augment.shift)
+
+        # The first ones apart: only they are encoded with gradients, and cut from a whole they would be copied.
+        grads, loss, terms = self.gradients(state, batch, (seen(slice(0, 1)), seen(slice(1, None))), draws)
         # The floor keeps a transition that is predicted perfectly from never being drawn again.
         replay.reprioritise(batch.start, terms.kl.clamp(min=_KL_FLOOR) ** config.replay.exponent)
         means = {name: value.mean(-1) for name, value in terms.losses.items()}
+        norms = {
+            f"norm_{group}": torch.linalg.vector_norm(grads[:, columns], dim=1)
+            for group, columns in self._clipped().items()
+        }
         return grads, {"loss": loss, **means, **terms.watched, **norms}
 
     def gradients(
-        self, state: LearnerState, batch: Batch, obs: Tensor, draws: Draws
+        self, state: LearnerState, batch: Batch, obs: tuple[Tensor, Tensor], draws: Draws
     ) -> tuple[Tensor, Tensor, Terms]:
         """Return each agent's gradients [S, P], its loss [S], and the terms of that."""
         draws, batch = _cast(draws, self._dtype), _cast(batch, self._dtype)
@@ -124,7 +133,7 @@ class Learner:
         return grads, loss, terms
 
     def _agent_loss(
-        self, row: Tensor, target: Tensor, batch: Batch, obs: Tensor, draws: Draws
+        self, row: Tensor, target: Tensor, batch: Batch, obs: tuple[Tensor, Tensor], draws: Draws
     ) -> tuple[Tensor, tuple[Tensor, Terms]]:
         """Return the loss of one agent with weights [P], to be differentiated by them; and it again with its terms."""
         named = {f"online.{name}": self._multiplied(name, p) for name, p in self.layout.views(row).items()}
@@ -137,25 +146,23 @@ class Learner:
 
     def _multiplied(self, name: str, weight: Tensor) -> Tensor:
         """Bring a matrix to the dtype of products; the out layers stay, since actions differ by little in value."""
-        return weight if weight.dim() == 1 or "_out." in name else weight.to(self._product)
+        kept = weight.dim() == 1 or name.startswith(("head.value.", "head.advantage."))
+        return weight if kept else weight.to(self._product)
 
-    def clipped(self, grads: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Scale each clip group of gradients [S, P] to at most the limit, per agent; also return the norms before."""
-        norms, parts, end = {}, [], 0
-        for group, sections in _CLIP_GROUPS.items():
-            columns = self.layout.columns(*sections)
-            if columns.start == columns.stop:
-                continue
-            part = grads[:, columns]
-            norms[f"norm_{group}"] = norm = torch.linalg.vector_norm(part, dim=1)
-            parts.append(part * (self._config.learner.clip / (norm + 1e-6)).clamp(max=1)[:, None])
-            end = columns.stop
-        return torch.cat([*parts, grads[:, end:]], 1), norms
+    def _clipped(self) -> dict[str, slice]:
+        """Return the columns of each clip group that this agent has."""
+        columns = {group: self.layout.columns(*sections) for group, sections in _CLIP_GROUPS.items()}
+        return {group: part for group, part in columns.items() if part.start < part.stop}
 
     @torch.no_grad()
-    def step(self, state: LearnerState, grads: Tensor) -> None:
-        """Adam, and then theta_m <- tau * theta_m + (1 - tau) * theta_o."""
+    def step(self, state: LearnerState, grads: Tensor, watched: dict[str, Tensor]) -> None:
+        """Clip the gradients [S, P], in place, by the norms watched; Adam; and the moving average of the targets.
+
+        The last is theta_m <- tau * theta_m + (1 - tau) * theta_o.
+        """
         learner = self._config.learner
+        for group, columns in self._clipped().items():
+            grads[:, columns] *= (learner.clip / (watched[f"norm_{group}"] + 1e-6)).clamp(max=1)[:, None]
         adam(
             [state.weights],
             [grads],
@@ -163,7 +170,9 @@ class Learner:
             [state.second_moment],
             [],
             [state.count],
-            fused=True,
+            fused=self._fused,
+            foreach=False,
+            capturable=not self._fused,
             amsgrad=False,
             beta1=learner.adam_beta1,
             beta2=learner.adam_beta2,
@@ -191,6 +200,7 @@ class Updates:
         self.beta = torch.zeros((), device=dice.device)
         self._learner, self._state, self._replay, self._dice = learner, state, replay, dice
         self._prepare = compiled(self._from_numbers, dice.device)
+        self._step = compiled(learner.step, dice.device)
         self._sums: Tensor | None = None
         self._names: list[str] = []
         self._made = 0
@@ -212,7 +222,7 @@ class Updates:
 
     def _update(self) -> None:
         grads, watched = self._prepare(self._dice.roll())
-        self._learner.step(self._state, grads)
+        self._step(self._state, grads, watched)
         if self._sums is None:
             self._names, self._sums = list(watched), torch.zeros(len(watched), len(grads), device=grads.device)
         self._sums += torch.stack(list(watched.values()))

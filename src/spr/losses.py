@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spr.draws import Draws
-from spr.networks import Networks, expected_value, scale_gradient
+from spr.networks import HeadNoise, LayerNoise, Networks, expected_value, scale_gradient
 from spr.replay import Batch
 
 _NORM_FLOOR = 1e-3
@@ -72,11 +72,12 @@ class Objective(nn.Module):
         self.target = target
         self.names = losses
 
-    def forward(self, batch: Batch, obs: Tensor, draws: Draws) -> Terms:
-        """Return the losses for observations [O, B, 4, 84, 84] of a batch."""
-        z = self.online.encoder(obs[0], _masks(draws.keep, slice(0, 1)))
+    def forward(self, batch: Batch, obs: tuple[Tensor, Tensor], draws: Draws) -> Terms:
+        """Return the losses of a batch, seen first as [1, B, 4, 84, 84] and later as [O - 1, B, 4, 84, 84]."""
+        first, later = obs
+        z = self.online.encoder(first[0], _masks(draws.keep, slice(0, 1)))
         with torch.no_grad():
-            z_future, z_n = self._later(obs[1:], draws.keep)
+            z_future, z_n = self._later(later, draws.keep)
         rl, kl, value = self._rl(z, batch, z_n, draws)
         losses, watched = {"rl": rl}, {"value": value}
         if "spr" in self.names:
@@ -86,7 +87,7 @@ class Objective(nn.Module):
         return Terms(losses, kl, watched)
 
     def _later(self, obs: Tensor, keep: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Encode the next K observations by the target encoder, [K * B, ...], the bootstrap by the online one, [B, ...].
+        """Encode the next K observations by the target encoder, [K * B, ...], the bootstrap by the online, [B, ...].
 
         Where these are one network, one pass does it.
         """
@@ -99,19 +100,18 @@ class Objective(nn.Module):
 
     def _rl(self, z: Tensor, batch: Batch, z_n: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
         """n-step double categorical Q-learning (Bellemare et al. 2017; van Hasselt et al. 2016)."""
-        online, support = self.online, self.online.support.to(z.dtype)
+        head, support = self.online.head, self.online.support.to(z.dtype)
         with torch.no_grad():
-            z_n = z_n.flatten(1)
-            best = expected_value(online.head(z_n, draws.online).softmax(-1), support).argmax(-1)  # [B]
             # The target network is the online one (update period 1) under noise of its own.
-            next_p = take(online.head(z_n, draws.target), best).softmax(-1)
+            online, target = head(z_n.flatten(1), draws.noise).softmax(-1)
+            best = expected_value(online, support).argmax(-1)  # [B]
             atoms = batch.returns[:, None] + batch.discount[:, None] * support
-            target = project_distribution(atoms, next_p, support)
+            expected = project_distribution(atoms, take(target, best), support)
         # Dueling networks' convention: two streams flow back into the encoder, so each counts 1/sqrt(2).
-        logits = online.head(scale_gradient(z.flatten(1), 1 / math.sqrt(2)), draws.online)
+        logits = head(scale_gradient(z.flatten(1), 1 / math.sqrt(2)), _first(draws.noise))[0]
         chosen = take(logits, batch.actions[:, 0])
         value = expected_value(chosen.detach().softmax(-1), support).mean()
-        return cross_entropy(target, chosen), kl_divergence(target, chosen.detach()), value
+        return cross_entropy(expected, chosen), kl_divergence(expected, chosen.detach()), value
 
     def _spr(self, z: Tensor, batch: Batch, z_future: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Predict the target projections of the next K states by rolling the transition model forward."""
@@ -133,12 +133,17 @@ class Objective(nn.Module):
 
 
 def take(logits: Tensor, action: Tensor) -> Tensor:
-    """Return the distribution [B, Z] of the given actions [B] from all actions' [B, A, Z]."""
+    """Return the row [B, Z] of the given actions [B] from all actions' [B, A, Z]."""
     return logits.gather(1, action[:, None, None].expand(-1, 1, logits.shape[-1])).squeeze(1)
 
 
+def _first(noise: HeadNoise) -> HeadNoise:
+    """Return the first of several draws, still with a leading dimension."""
+    return HeadNoise(*(LayerNoise(layer.input[:1], layer.output[:1]) for layer in noise))
+
+
 def _masks(keep: tuple[Tensor, ...], which: slice) -> tuple[Tensor, ...]:
-    """Select the dropout masks [O, B, C, H, W] of some observations, flattened to the encoder's batch."""
+    """Select the dropout masks [O, B, H, W, C] of some observations, flattened to the encoder's batch."""
     return tuple(mask[which].flatten(0, 1) for mask in keep)
 
 

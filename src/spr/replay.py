@@ -40,6 +40,8 @@ class Replay:
         shape = (agents, self.capacity)
         self._count = torch.zeros(1, dtype=torch.int64, device=device)  # environment steps appended so far, per agent
         self.frames = torch.zeros(*shape, SIDE, SIDE, dtype=torch.uint8, device=device)
+        # The same memory in pieces of eight pixels: what is drawn is copied by these.
+        self._words = self.frames.flatten(2).view(torch.int64)
         self.actions = torch.zeros(shape, dtype=torch.int64, device=device)
         self.rewards = torch.zeros(shape, dtype=torch.float32, device=device)
         self.first = torch.zeros(shape, dtype=torch.bool, device=device)
@@ -105,7 +107,7 @@ class Replay:
         weight = (1 / (priority + _WEIGHT_EPS)) ** beta
         return Batch(
             start=index,
-            frames=self.frames[agent, slots],
+            frames=self._words[agent, slots].view(torch.uint8).unflatten(-1, (SIDE, SIDE)),
             visible=self._visible(going_on),
             actions=self.actions[agent, slots[..., STACK - 1 : STACK - 1 + max(self._depth, 1)]],
             returns=(rewards * alive[..., :n] * self._powers[:n]).sum(-1),

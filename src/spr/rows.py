@@ -1,21 +1,23 @@
 """Owns how weights lie in memory: all of an agent's numbers in one row, each tensor a named view of it.
 
-A fleet's weights, gradients and moments are then single tensors [S, P]: clipping and Adam are a few kernels instead of a
-few per layer, and an agent is one row. Sections are ordered so that whatever is treated alike is one range of columns.
+A fleet's weights, gradients and moments are then single tensors [S, P]: clipping and Adam are a few kernels instead of
+a few per layer, and an agent is one row. Sections are in such an order that whatever is treated alike is one range.
 """
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Size, Tensor
 
-# Names by their beginning, first match first. The out layers lead because they alone keep full precision.
+# Names by their beginning, first match first. What the target encoder and projection are made of is one
+# section; the projection uses no noise, so no sigmas.
 _SECTIONS = {
-    "out": ("head.value_out.", "head.advantage_out."),
-    "sigma": tuple(f"head.{s}_hidden.{t}_sigma" for s in ("value", "advantage") for t in ("weight", "bias")),
-    "averaged": ("encoder.", "head.value_hidden.", "head.advantage_hidden."),
+    "out": ("head.value.", "head.advantage."),
+    "sigma": ("head.hidden.weight_sigma", "head.hidden.bias_sigma"),
+    "averaged": ("encoder.", "head.hidden."),
     "model": ("transition.",),
     "predictor": ("predictor.",),
 }
@@ -55,7 +57,7 @@ class Layout:
     def columns(self, *sections: str) -> slice:
         """Return the columns of neighbouring sections."""
         ranges = [self._ranges[section] for section in sections]
-        assert all(one[1] == two[0] for one, two in zip(ranges, ranges[1:], strict=False)), "sections lie apart"
+        assert all(one[1] == two[0] for one, two in pairwise(ranges)), "sections lie apart"
         return slice(ranges[0][0], ranges[-1][1])
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:

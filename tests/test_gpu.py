@@ -1,0 +1,138 @@
+"""What users run on a GPU, compiled and captured, against the same code run plainly; nothing is frozen in the graph."""
+
+import resource
+
+import pytest
+import torch
+
+from spr.envs import make
+from spr.learner import Updates
+from spr.machine import tune
+from spr.presets import preset_config
+from spr.train import assemble, train
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+GPU = torch.device("cuda")
+SMALL = {
+    "network.hidden": 32,
+    "replay.batch": 8,
+    "replay.n_step": 4,
+    "learner.depth": 2,
+    "schedule.random_steps": 200,
+    "schedule.steps": 20_000,
+}
+
+
+def filled(seeds, product=torch.float32, changes=SMALL, preset="spr"):
+    """A fleet whose replay holds the first random steps of catch."""
+    tune(GPU, "fp32" if product == torch.float32 else "bf16")
+    config = preset_config(preset).override(changes)
+    fleet = assemble(config, make("catch", len(seeds)), seeds, GPU, product)
+    next(tick for tick in train(fleet) if tick.step == config.schedule.random_steps)
+    return fleet, Updates(fleet.learner, fleet.state, fleet.replay, fleet.dice)
+
+
+def learn(fleet, updates, count, plainly=False):
+    """Make updates with a beta that rises; compiled and captured, or as the CPU would."""
+    for i in range(count):
+        updates.beta.fill_(0.4 + 0.03 * i)
+        if plainly:
+            fleet.learner.update(fleet.state, fleet.replay, fleet.dice.update(), updates.beta)
+        else:
+            updates()
+
+
+def assert_learnt_alike(one, two, start):
+    """Two learners moved from the same start to the same place, up to rounding."""
+    way = (one - start).norm(dim=-1)
+    assert (way > 0).all()
+    assert ((one - two).norm(dim=-1) < 0.02 * way).all(), (one - two).norm(dim=-1) / way
+
+
+@pytest.fixture(scope="module")
+def three():
+    fleet, updates = filled([3, 1, 7])
+    start = fleet.state.weights.clone()
+    learn(fleet, updates, 20)
+    return fleet, updates, start, fleet.state.weights.clone(), fleet.replay.priority.clone()
+
+
+def test_captured_equals_eager(three):
+    _, _, start, weights, priority = three
+    fleet, updates = filled([3, 1, 7])
+    assert torch.equal(fleet.state.weights, start)
+    learn(fleet, updates, 20, plainly=True)
+    assert_learnt_alike(weights, fleet.state.weights, start)
+    assert fleet.state.count.item() == 20
+    assert ((fleet.replay.priority > 0) == (priority > 0)).all()
+    assert (fleet.replay.priority - priority).abs().max() < 0.02 * priority.max()
+
+
+def test_an_agent_in_a_captured_fleet_equals_the_same_agent_alone(three):
+    _, _, start, weights, _ = three
+    fleet, updates = filled([1])
+    learn(fleet, updates, 20)
+    assert_learnt_alike(weights[1:2], fleet.state.weights, start[1:2])
+
+
+def test_nothing_that_changes_is_frozen_in_the_graph(three):
+    fleet, updates, *_ = three
+    state, dice = fleet.state, fleet.dice
+    kept = [t.clone() for t in (state.weights, state.first_moment, state.second_moment, state.count)]
+    priority, offsets = fleet.replay.priority.clone(), [g.get_offset() for g in dice.generators]
+
+    def replayed(beta, rewind_dice=True):
+        for tensor, before in zip(
+            (state.weights, state.first_moment, state.second_moment, state.count), kept, strict=True
+        ):
+            tensor.copy_(before)
+        fleet.replay.priority.copy_(priority)
+        if rewind_dice:
+            for generator, offset in zip(dice.generators, offsets, strict=True):
+                generator.set_offset(offset)
+        updates.means()
+        updates.beta.fill_(beta)
+        updates()
+        return updates.means()["loss"], state.weights.clone()
+
+    loss, weights = replayed(0.4)
+    again, same = replayed(0.4)
+    assert again == loss
+    assert torch.equal(same, weights)
+    assert replayed(1.0)[0] != loss  # beta is read at each replay
+    assert replayed(0.4, rewind_dice=False)[0] != loss  # noise, augmentation and samples are drawn anew
+    state.count.fill_(1e6)
+    kept[3] = state.count.clone()
+    assert not torch.equal(replayed(0.4)[1], weights)  # Adam's step count is read too
+    assert state.count.item() == 1e6 + 1
+
+
+@pytest.mark.parametrize("preset", ["spr", "spr_noaug"])
+def test_two_thousand_updates_in_bf16_stay_finite(preset):
+    fleet, updates = filled([0, 1], torch.bfloat16, {"schedule.random_steps": 300}, preset)
+    updates.beta.fill_(0.4)
+    for _ in range(2_000):
+        updates()
+    assert fleet.state.weights.isfinite().all()
+    assert fleet.state.second_moment.isfinite().all()
+    fleet.replay.check()
+    means = updates.means()
+    assert all(abs(value) < 1e4 for values in means.values() for value in values), means
+
+
+def test_memory_does_not_grow_over_ten_thousand_steps():
+    tune(GPU, "bf16")
+    config = preset_config("spr").override(SMALL)
+    fleet = assemble(config, make("catch", 1), [1], GPU, torch.bfloat16)
+    taken = {}
+    for tick in train(fleet):
+        if tick.step in (2_000, 12_000):
+            host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            taken[tick.step] = (torch.cuda.memory_reserved(), torch.cuda.memory_allocated(), host)
+        if tick.step == 12_000:
+            break
+    before, after = taken[2_000], taken[12_000]
+    assert after[0] == before[0]
+    assert after[1] <= before[1] + 2**20
+    assert after[2] < before[2] + 64 * 2**20
