@@ -15,6 +15,7 @@ from spr.display import Bar, StopRequest
 
 def test_a_pipe_gets_readable_lines(monkeypatch):
     monkeypatch.setattr(display, "_PLAIN_EVERY", 0.0)
+    monkeypatch.setattr(display, "_REFRESH", 0.0)
     file = io.StringIO()
     with Bar(Console(file=file), "training", 200, "steps") as bar:
         bar.show(50, "score 1.0")
@@ -28,7 +29,19 @@ def test_a_pipe_gets_readable_lines(monkeypatch):
     assert "0:00:00 left" in second
 
 
-def test_a_terminal_gets_a_bar():
+def test_a_fast_loop_is_shown_now_and_then_and_its_end_always(monkeypatch):
+    monkeypatch.setattr(display, "_PLAIN_EVERY", 0.0)
+    monkeypatch.setattr(display, "_REFRESH", 3600.0)
+    file = io.StringIO()
+    with Bar(Console(file=file), "training", 200, "steps") as bar:
+        for step in range(1, 201):
+            bar.show(step)
+    (last,) = file.getvalue().splitlines()
+    assert last.startswith("training: 200/200, ")
+
+
+def test_a_terminal_gets_a_bar(monkeypatch):
+    monkeypatch.setattr(display, "_REFRESH", 0.0)
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=120)
     with Bar(console, "training", 200, "steps") as bar:

@@ -1,39 +1,57 @@
-"""Owns timing: how long an update, an action and an environment step take on this machine."""
+"""Owns timing: how long an update, an action, an environment step and a whole step take on this machine."""
 
+import resource
 import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from spr.config import Config
-from spr.draws import Dice
-from spr.envs import Envs, make
+from spr.envs import make
 from spr.learner import Updates
 from spr.machine import device_name, product_dtype
-from spr.train import assemble, train
+from spr.train import Turn, assemble, train
 
-_WARM, _TIMED = 5, 15
+_ROUNDS = 5  # of which the median is taken
 
 
 def measure(config: Config, game: str, agents: int, device: torch.device, precision: str) -> dict[str, Any]:
-    """Time a fleet of `agents` on a game: milliseconds (medians) of its parts, on replay filled by random play."""
+    """Time a fleet of `agents` on a game, on replay filled by random play; milliseconds are medians."""
     start = max(256, config.horizon + config.replay.batch)
-    early = config.override({"schedule.random_steps": start})
     envs = make(game, agents)
     try:
-        fleet = assemble(early, envs, range(agents), device, product_dtype(precision))
-        next(tick for tick in train(fleet) if tick.step > start)
-        learn = Updates(fleet.learner, fleet.state, fleet.replay, fleet.dice)
-        params = fleet.state.params
-        update = _timed(device, learn)
-        act = _timed(device, lambda: fleet.actor.greedy(params, fleet.dice.head_noise(fleet.dice.roll_action())).cpu())
-        step = _timed(device, lambda: _step(envs, fleet.dice))
+        began = time.perf_counter()
+        fleet = assemble(
+            config.override({"schedule.random_steps": start}), envs, range(agents), device, product_dtype(precision)
+        )
+        loop = train(fleet)
+        next(tick for tick in loop if tick.step == start)
+        random_play = time.perf_counter() - began
+        few = 1 if device.type == "cpu" else 50
+        # Compiling and capturing are done within the first learning steps.
+        first = _seconds(device, lambda: next(loop), 6)
+        step = _milliseconds(device, lambda: next(loop), few)
+        update = _milliseconds(device, learn := Updates(fleet.learner, fleet.state, fleet.replay, fleet.dice), 2 * few)
+        turn = Turn(fleet)
+
+        def act() -> None:
+            turn.choose(greedy=True)
+            turn.chosen()
+
+        still = np.zeros(agents, np.int64)
+
+        def move() -> None:
+            envs.send(still)
+            envs.receive()
+
+        act_ms, env_ms = _milliseconds(device, act, 20), _milliseconds(device, move, 20)
     finally:
         envs.close()
-    # One after the other: an upper bound, since the loop lets the environments step while the agents learn.
-    whole = config.schedule.updates_per_step * update + act + step
+    updates = config.schedule.updates_per_step * update
     return {
         "game": game,
         "agents": agents,
@@ -41,30 +59,48 @@ def measure(config: Config, game: str, agents: int, device: torch.device, precis
         "precision": precision,
         "update_ms": update,
         "update_ms_per_agent": update / agents,
-        "act_ms": act,
-        "env_ms": step,
-        "step_ms": whole,
-        "run_hours_per_agent": whole * config.schedule.steps / agents / 3.6e6,
-        "peak_memory_mb": _peak(device),
+        "kernels_per_update": _kernels(device, learn),
+        "act_ms": act_ms,
+        "env_ms": env_ms,
+        "env_steps_per_second": agents / env_ms * 1e3,
+        "step_ms": step,
+        # Environments step while a GPU learns: what of them is seen is what the other two leave of a real step.
+        "share_update": min(1.0, updates / step),
+        "share_action": min(1.0, act_ms / step),
+        "share_environment": max(0.0, 1 - (updates + act_ms) / step),
+        "run_minutes": step * config.schedule.steps / 6e4,
+        "random_play_seconds": random_play,
+        "first_learning_steps_seconds": first,
+        "memory_mib": _memory(device),
     }
 
 
-def _step(envs: Envs, dice: Dice) -> None:
-    envs.send(dice.actions()[:, 0].cpu().numpy())
-    envs.receive()
-
-
-def _timed(device: torch.device, work: Callable[[], Any]) -> float:
-    times = []
-    for i in range(_WARM + _TIMED):
-        begin = time.perf_counter()
+def _seconds(device: torch.device, work: Callable[[], Any], times: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(times):
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        if i >= _WARM:
-            times.append(time.perf_counter() - begin)
-    return median(times) * 1e3
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
 
 
-def _peak(device: torch.device) -> float | None:
-    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
+def _milliseconds(device: torch.device, work: Callable[[], Any], times: int) -> float:
+    """Return the time of one call: the median over rounds of several, without waiting in between."""
+    _seconds(device, work, 5 if device.type == "cuda" else 1)  # a graph is captured at the fourth call
+    return median(_seconds(device, work, times) for _ in range(_ROUNDS)) / times * 1e3
+
+
+def _kernels(device: torch.device, learn: Callable[[], Any]) -> int | None:
+    if device.type != "cuda":
+        return None
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        learn()
+        torch.cuda.synchronize(device)
+    return sum(1 for event in seen.events() if event.device_type.name == "CUDA")
+
+
+def _memory(device: torch.device) -> float:
+    """Return the most memory taken so far: of the GPU by this process, or of the host."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -257,13 +257,14 @@ def _bench(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         print(json.dumps({"version": __version__, "torch": torch.__version__, "preset": args.preset, "rows": rows}))
         return 0
-    console.print(f"{args.preset} on {args.game}, {rows[0]['device']}; milliseconds, medians")
+    console.print(f"{args.preset} on {args.game}, {rows[0]['device']}, {precision}; milliseconds, medians")
     table = Table(box=None, header_style="bold")
-    for column in ("agents", "update", "per agent", "action", "environment", "sum of a step", "hours per run, at most"):
+    for column in ("agents", "update", "per agent", "action", "environment", "step", "minutes per run", "MiB"):
         table.add_column(column, justify="right")
     for row in rows:
         parts = ("update_ms", "update_ms_per_agent", "act_ms", "env_ms", "step_ms")
-        table.add_row(str(row["agents"]), *(f"{row[part]:.2f}" for part in parts), f"{row['run_hours_per_agent']:.2f}")
+        rest = (f"{row['run_minutes']:.1f}", f"{row['memory_mib']:,.0f}")
+        table.add_row(str(row["agents"]), *(f"{row[part]:.3f}" for part in parts), *rest)
     console.print(table)
     return 0
 

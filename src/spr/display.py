@@ -12,6 +12,7 @@ _PLAIN_EVERY = 15.0  # seconds between lines where no bar can be drawn
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _SAME_WISH = 1.0  # seconds within which two signals are one wish
 _WINDOW = 10.0  # seconds over which the rate is taken
+_REFRESH = 0.1  # seconds between two looks at the clock that matter: a loop may call a thousand times a second
 
 
 class Bar:
@@ -47,6 +48,8 @@ class Bar:
     def show(self, done: int, figures: str = "") -> None:
         """Say how much is done."""
         now = time.monotonic()
+        if done < self._total and now - self._marks[-1][0] < _REFRESH:
+            return
         self._marks.append((now, done))
         while len(self._marks) > 2 and now - self._marks[0][0] > _WINDOW:
             self._marks.popleft()

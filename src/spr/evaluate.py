@@ -1,6 +1,7 @@
 """Owns the protocol's evaluation: a fixed number of whole games per agent, settled before the first move."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from spr.envs import make, seeds_for
 from spr.graphs import Inbox, Outbox, captured
 
 _TABLES = 20  # games of one agent that are played at the same time
-_GROUP = 8  # environments that step together and are released together
+_THREADS = 4  # that step the environments of one group, at most
 
 
 class Playing(NamedTuple):
@@ -33,30 +34,30 @@ def play(
     """Play `evaluation.episodes` games per agent without network noise; the last thing yielded holds every score.
 
     Which games count is fixed up front: table j of an agent plays games j, j + tables, j + 2 tables ... each to its
-    end. Counting the first games to finish instead would favour short ones. Tables are released in small groups when
-    all of a group's games are over, so that one long game does not keep hundreds of idle emulators running.
+    end. Counting the first games to finish instead would favour short ones. A group is one table of every agent; it is
+    released when its games are over, so that one long game does not keep hundreds of idle emulators running.
     """
     chance = config.evaluation.epsilon if epsilon is None else epsilon
     agents, tables = len(seeds), min(config.evaluation.episodes, _TABLES)
     scores: list[list[float | None]] = [[None] * config.evaluation.episodes for _ in seeds]
     dice = [np.random.default_rng([seed, *b"evaluate"]) for seed in seeds]
-    size = max(1, _GROUP // agents)
     groups: list[_Group] = []
     try:
-        for j in range(0, tables, size):
-            groups.append(_Group(game, seeds, range(j, min(j + size, tables)), tables, scores))
+        # An emulator takes a tenth of a second to start, and part of that can be done for several at once.
+        with ThreadPoolExecutor(_THREADS) as pool:
+            groups += pool.map(lambda table: _Group(game, seeds, table, tables, scores), range(tables))
         table = _Table(config, groups[0].envs.actions, params, (agents, tables))
         while groups:
             for group in groups:
-                table.frame[:, group.tables] = group.frame
-                table.first[:, group.tables] = group.first
+                table.frame[:, group.table] = group.frame
+                table.first[:, group.table] = group.first
             action = table.greedy()
             for i, random in enumerate(dice):
                 # Drawn for every table, seated or not: an agent's draws do not depend on its neighbours' games.
                 explore, other = random.random(tables) < chance, random.integers(table.actions, size=tables)
                 action[i] = np.where(explore, other, action[i])
             for group in groups:
-                group.envs.send(action[:, group.tables].reshape(-1))
+                group.envs.send(action[:, group.table])
             for group in groups:
                 group.receive()
             over = [group for group in groups if group.over]
@@ -94,35 +95,34 @@ class _Table:
 
 
 class _Group:
-    """Some tables of every agent: their environments, what they show, the games they are at; arrays [S, tables]."""
+    """One table of every agent: the environments there, what they show, the games they are at; arrays [S, ...]."""
 
     def __init__(
-        self, game: str, seeds: Sequence[int], which: range, tables: int, scores: list[list[float | None]]
+        self, game: str, seeds: Sequence[int], table: int, tables: int, scores: list[list[float | None]]
     ) -> None:
-        self.tables = np.array(which)
-        self.envs = make(game, len(seeds) * len(which), threads=1)
-        self._shape = (len(seeds), len(which))
+        agents = len(seeds)
+        self.table = table
+        self.envs = make(game, agents, threads=min(agents, _THREADS))
         self._stride = tables
         self._scores = scores
-        self._game = np.tile(self.tables, (len(seeds), 1))
-        self._running = np.zeros(self._shape)
-        drawn = [seeds_for(seed, "evaluate", tables)[j] for seed in seeds for j in which]
-        self.frame = self.envs.reset(drawn).reshape(*self._shape, SIDE, SIDE)
-        self.first = np.ones(self._shape, np.bool_)
+        self._game = np.full(agents, table)
+        self._running = np.zeros(agents)
+        self.frame = self.envs.reset([seeds_for(seed, "evaluate", tables)[table] for seed in seeds])
+        self.first = np.ones(agents, np.bool_)
 
     @property
     def over(self) -> bool:
-        """Whether every table has finished its last game."""
+        """Whether every agent has finished its last game here."""
         return bool((self._game >= len(self._scores[0])).all())
 
     def receive(self) -> None:
         """Take in one step, and write down the scores of games that ended by it."""
         out = self.envs.receive()
-        self.frame = out.frame.reshape(*self._shape, SIDE, SIDE)
-        self.first = (out.terminal | out.truncated).reshape(self._shape)
-        self._running += out.reward.reshape(self._shape)
-        for i, j in zip(*np.nonzero(out.game_over.reshape(self._shape)), strict=True):
-            if self._game[i, j] < len(self._scores[i]):
-                self._scores[i][self._game[i, j]] = float(self._running[i, j])
-            self._running[i, j] = 0
-            self._game[i, j] += self._stride
+        self.frame = out.frame
+        self.first = out.terminal | out.truncated
+        self._running += out.reward
+        for i in np.flatnonzero(out.game_over):
+            if self._game[i] < len(self._scores[i]):
+                self._scores[i][self._game[i]] = float(self._running[i])
+            self._running[i] = 0
+            self._game[i] += self._stride

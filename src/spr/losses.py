@@ -134,7 +134,9 @@ class Objective(nn.Module):
 
 def take(logits: Tensor, action: Tensor) -> Tensor:
     """Return the row [B, Z] of the given actions [B] from all actions' [B, A, Z]."""
-    return logits.gather(1, action[:, None, None].expand(-1, 1, logits.shape[-1])).squeeze(1)
+    # Not by an index: its gradient would be added atomically, and a GPU's compiler has read a row from the wrong place.
+    chosen = action[:, None] == torch.arange(logits.shape[1], device=action.device)  # [B, A]
+    return torch.where(chosen[..., None], logits, 0).sum(1)
 
 
 def _first(noise: HeadNoise) -> HeadNoise:

@@ -119,20 +119,30 @@ def shift_and_add(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tenso
     return sum(added[1:], added[0])
 
 
+class Convolution(nn.Module):
+    """The weights of a convolution, initialised as the library does."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(inputs * kernel**2)
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, kernel, kernel).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound))
+
+
 class Encoder(nn.Module):
     """f: observations [B, 4, 84, 84] in [0, 1] (augmentation may exceed it) -> latents [B, 7, 7, 64] in [0, 1]."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(STACK, 32, 8, stride=4)
-        self.conv2 = nn.Conv2d(32, 64, 4, stride=2)
-        self.conv3 = nn.Conv2d(64, CHANNELS, 3)
+        self.conv1 = Convolution(STACK, 32, 8)
+        self.conv2 = Convolution(32, 64, 4)
+        self.conv3 = Convolution(64, CHANNELS, 3)
 
     def forward(self, x: Tensor, keep: tuple[Tensor, ...] = ()) -> Tensor:
         """Encode; with dropout on, `keep` holds a mask per layer: 0, or 1 / (1 - p)."""
         x = x.permute(0, 2, 3, 1)
-        for i, conv in enumerate((self.conv1, self.conv2, self.conv3)):
-            x = F.relu(convolve(x, conv.weight, conv.stride[0]) + conv.bias)
+        for i, (conv, stride) in enumerate(((self.conv1, 4), (self.conv2, 2), (self.conv3, 1))):
+            x = F.relu(convolve(x, conv.weight, stride) + conv.bias)
             if keep:
                 x = x * keep[i]
         return renormalise(x)
@@ -144,9 +154,9 @@ class TransitionModel(nn.Module):
     def __init__(self, actions: int) -> None:
         super().__init__()
         self.actions = actions
-        self.conv1 = nn.Conv2d(CHANNELS + actions, CHANNELS, 3, padding=1)
+        self.conv1 = Convolution(CHANNELS + actions, CHANNELS, 3)
         self.bn = nn.BatchNorm2d(CHANNELS, track_running_stats=False)
-        self.conv2 = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
+        self.conv2 = Convolution(CHANNELS, CHANNELS, 3)
 
     def planes(self, action: Tensor) -> Tensor:
         """Return what the first convolution makes of actions [B], with its bias: [B, 7, 7, 64].
@@ -207,7 +217,8 @@ class NoisyLinear(nn.Module):
         sigma = self.weight_sigma.unflatten(0, (streams, -1))
         product = widened(sigma @ noisy.to(sigma.dtype).mT)  # [streams, out / streams, G * B]
         product = product.flatten(0, 1).mT.unflatten(0, (groups, -1))
-        return self.mean(x) + e_out[:, None] * (product + self.bias_sigma)
+        noised: Tensor = self.mean(x) + e_out[:, None] * (product + self.bias_sigma)
+        return noised
 
 
 def _signed_root(e: Tensor) -> Tensor:
