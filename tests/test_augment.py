@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from spr.augment import observations
+from spr.augment import observations, shifted_pixels, shifted_rows
+from spr.draws import Looks
 
 
 def naive(frames, offset, visible, shift, factor):
@@ -24,7 +25,8 @@ def test_every_observation_gets_its_own_shift_and_factor():
     shift = torch.randint(-4, 5, (2, 3, 3, 2), generator=generator)
     shift[0, 0, 0], shift[1, 2, 2] = torch.tensor([-4, 4]), torch.tensor([4, -4])
     factor = torch.rand(2, 3, 3, generator=generator, dtype=torch.float64) + 0.5
-    out = observations(frames, offsets, visible, shift, factor, largest_shift=4)
+    looks = Looks(shift, shift[..., :0], torch.full((2, 3, 3), 84), factor)
+    out = observations(frames, offsets, visible, looks, largest_shift=4)
     assert out.shape == (2, 3, 3, 4, 84, 84)
     for s, b, o in [(0, 0, 0), (0, 1, 2), (1, 0, 1), (1, 2, 2)]:
         expected = naive(
@@ -40,7 +42,25 @@ def test_every_observation_gets_its_own_shift_and_factor():
 def test_without_shift_frames_are_only_scaled():
     frames = torch.arange(4 * 84 * 84).remainder(256).to(torch.uint8).view(1, 1, 4, 84, 84)
     none = torch.zeros(1, 1, 1, dtype=torch.int64)
-    out = observations(
-        frames, torch.tensor([0]), torch.ones(1, 1, 1, 4), none[..., None].expand(1, 1, 1, 2), none + 1.0, 0
-    )
+    looks = Looks(none[..., None].expand(1, 1, 1, 2), none[..., None][..., :0], none + 84, none + 1.0)
+    out = observations(frames, torch.tensor([0]), torch.ones(1, 1, 1, 4), looks, 0)
     torch.testing.assert_close(out[0, 0, 0], frames[0, 0] / 255)
+
+
+def test_pixels_and_rows_give_the_same():
+    """What a GPU gathers pixel by pixel a CPU copies row by row."""
+    generator = torch.Generator().manual_seed(0)
+    frames = torch.randint(0, 256, (9, 84, 84), dtype=torch.uint8, generator=generator)
+    frame = torch.randint(0, 9, (3, 5, 4), generator=generator)
+    shift = torch.randint(-4, 5, (3, 5, 2), generator=generator)
+    assert torch.equal(shifted_pixels(frames, frame, shift), shifted_rows(frames, frame, shift, 4))
+
+
+def test_a_crop_is_shifted_within_its_own_edges():
+    frames = torch.randint(0, 256, (1, 1, 4, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    shift, corner = torch.tensor([-3, 2]), torch.tensor([4, 1])
+    looks = Looks(shift.view(1, 1, 1, 2), corner.view(1, 1, 1, 2), torch.full((1, 1, 1), 80), torch.ones(1, 1, 1))
+    out = observations(frames, torch.tensor([0]), torch.ones(1, 1, 1, 4), looks, 4)
+    for y, x in [(0, 0), (2, 83), (40, 41), (83, 79), (83, 83)]:
+        row, column = 4 + min(max(y - 3, 0), 79), 1 + min(max(x + 2, 0), 79)
+        torch.testing.assert_close(out[0, 0, 0, :, y, x], frames[0, 0, :, row, column] / 255)

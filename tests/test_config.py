@@ -8,14 +8,22 @@ from spr.config import Config, fields, from_dict, parse_override
 from spr.errors import UserError
 from spr.presets import PRESETS, preset_config
 
-# The paper's table of hyper-parameters, with the names used here.
+# The paper's table of hyper-parameters, with the names used here, and what the specification says of the parts.
 PAPER = {
     "augment.shift": 4,
+    "augment.crop": 84,
     "augment.intensity": 0.05,
+    "augment.rl": True,
+    "network.encoder": "standard",
     "network.hidden": 256,
-    "network.atoms": 51,
+    "network.dueling": True,
+    "network.noisy": True,
     "network.noise": 0.5,
+    "network.atoms": 51,
+    "network.v_min": -10,
+    "network.v_max": 10,
     "network.dropout": 0,
+    "network.projection": "head",
     "replay.capacity": 100_000,
     "replay.batch": 32,
     "replay.n_step": 10,
@@ -23,9 +31,16 @@ PAPER = {
     "replay.exponent": 0.5,
     "replay.beta_start": 0.4,
     "replay.beta_end": 1,
-    "learner.depth": 5,
+    "learner.value": "categorical",
+    "learner.double": True,
+    "learner.target_period": 1,
+    "learner.representation": "spr",
     "learner.spr_weight": 2,
+    "learner.uniformity_weight": 0,
+    "learner.depth": 5,
+    "learner.model": True,
     "learner.tau": 0,
+    "learner.stop_gradient": True,
     "learner.learning_rate": 1e-4,
     "learner.adam_beta1": 0.9,
     "learner.adam_beta2": 0.999,
@@ -34,17 +49,48 @@ PAPER = {
     "schedule.steps": 100_000,
     "schedule.random_steps": 2_000,
     "schedule.updates_per_step": 2,
+    "schedule.epsilon_start": 0,
+    "schedule.epsilon_end": 0,
+    "schedule.epsilon_steps": 1,
     "evaluation.episodes": 100,
     "evaluation.epsilon": 0.001,
 }
 NO_AUGMENTATION = {"augment.shift": 0, "augment.intensity": 0}
 NO_SPR = {"learner.spr_weight": 0, "learner.depth": 0}
+NOAUG = NO_AUGMENTATION | {"network.dropout": 0.5, "learner.tau": 0.99}
+FEW = {"schedule.updates_per_step": 1, "schedule.random_steps": 1_600}
+DER = NO_SPR | NO_AUGMENTATION | FEW
+DER |= {"network.encoder": "data_efficient", "network.noise": 0.1, "replay.n_step": 20, "learner.target_period": 2_000}
+DRQ = NO_SPR | FEW | {"learner.value": "huber", "network.noisy": False, "replay.exponent": 0}
+DRQ |= {"schedule.epsilon_start": 1, "schedule.epsilon_steps": 5_000}
+# Section 7 of the specification, row by row.
 DIFFERENCES = {
     "spr": {},
-    "spr_noaug": NO_AUGMENTATION | {"network.dropout": 0.5, "learner.tau": 0.99},
+    "spr_noaug": NOAUG,
     "rainbow": NO_SPR,
     "rainbow_noaug": NO_SPR | NO_AUGMENTATION,
     "spr_1step": {"learner.depth": 1},
+    "spr_nontemporal": {"learner.depth": 0},
+    "spr_quadratic": {"learner.representation": "quadratic"},
+    "spr_noprojection": {"network.projection": "none"},
+    "spr_nostopgrad": {"learner.stop_gradient": False},
+    "spr_nostopgrad_noaug": NOAUG | {"learner.stop_gradient": False, "learner.tau": 0},
+    "contrastive_nontemporal": {"learner.representation": "contrastive", "learner.depth": 0},
+    "contrastive_1step": {"learner.representation": "contrastive", "learner.depth": 1, "learner.model": False},
+    "contrastive_5step": {"learner.representation": "contrastive", "learner.depth": 5},
+    "spr_uniformity": {"learner.uniformity_weight": 2},
+    "der": DER,
+    "otrainbow": NO_SPR
+    | NO_AUGMENTATION
+    | {"network.noisy": False, "network.dueling": False, "learner.double": False, "replay.n_step": 3}
+    | {"schedule.updates_per_step": 8, "schedule.random_steps": 20_000, "learner.target_period": 500}
+    | {"schedule.epsilon_start": 1, "schedule.epsilon_end": 0.01, "schedule.epsilon_steps": 50_000}
+    | {"learner.learning_rate": 6.25e-5},
+    "drq": DRQ | {"schedule.epsilon_end": 0.1, "evaluation.epsilon": 0.05},
+    "drq_eps": DRQ | {"schedule.epsilon_end": 0.01, "evaluation.epsilon": 0.001},
+    "curl": DER
+    | {"augment.shift": 4, "augment.crop": 80, "augment.rl": False, "network.projection": "mlp"}
+    | {"learner.representation": "bilinear", "learner.spr_weight": 1, "learner.tau": 0.999},
 }
 DIFFERENCES |= {f"spr_k{k}": {"learner.depth": k} for k in (1, 2, 3, 4, 5, 6, 8, 10)}
 for tau in ("0.999", "0.9976", "0.9944", "0.9867", "0.9684", "0.925", "0.8222", "0.5783", "0"):
@@ -63,13 +109,28 @@ def test_there_are_no_presets_but_these():
     assert set(PRESETS) == set(DIFFERENCES)
 
 
-def test_every_field_but_the_support_is_in_the_papers_table():
-    assert {entry.name for entry in fields()} - set(PAPER) == {"network.v_min", "network.v_max"}
+def test_every_field_is_in_the_papers_table():
+    assert {entry.name for entry in fields()} == set(PAPER)
     assert all(entry.meaning for entry in fields())
 
 
+def test_curl_weighs_its_loss_less_on_four_games():
+    assert preset_config("curl", "breakout").learner.spr_weight == 1
+    for game in ("pong", "boxing", "private_eye", "freeway"):
+        assert preset_config("curl", game).learner.spr_weight == 0.01
+
+
+def test_the_views_an_update_sees():
+    assert preset_config("spr").views == tuple((k, True) for k in (0, 1, 2, 3, 4, 5, 10))
+    assert preset_config("rainbow").views == ((0, True), (10, True))
+    assert preset_config("spr_nontemporal").views == ((0, True), (0, True), (10, True))
+    assert preset_config("curl").views == ((0, False), (0, True), (0, True), (20, False))
+    learnt = {"spr": 1, "spr_nostopgrad": 6, "curl": 2, "rainbow": 1}
+    assert {name: preset_config(name).learnt_views for name in learnt} == learnt
+
+
 def test_round_trip_through_json():
-    config = preset_config("spr_noaug").override({"schedule.steps": 5000, "learner.tau": 0})
+    config = preset_config("curl").override({"schedule.steps": 5000, "learner.tau": 0})
     assert from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
@@ -86,7 +147,17 @@ def test_round_trip_through_json():
         ({"schedule.steps": 0}, "schedule.steps must be between 1 and"),
         ({"schedule.steps": -5}, "schedule.steps must be between 1 and"),
         ({"schedule.steps": 2000}, "learning starts only after 2000 random steps"),
-        ({"learner.depth": 0}, "learner.depth must be at least 1"),
+        ({"network.encoder": "big"}, "network.encoder must be one of standard, data_efficient, not 'big'"),
+        ({"network.dueling": 1}, "network.dueling takes true or false"),
+        ({"network.encoder": 3}, "network.encoder takes a name"),
+        ({"learner.representation": "sprr"}, "learner.representation must be one of spr, quadratic"),
+        (
+            {"learner.representation": "contrastive", "learner.model": False},
+            "learner.depth above 1 needs a transition model",
+        ),
+        ({"learner.stop_gradient": False, "learner.tau": 0.9}, "set learner.tau=0"),
+        ({"augment.rl": False}, "set learner.depth=0"),
+        ({"learner.spr_weight": 0, "learner.uniformity_weight": 1}, "set learner.spr_weight above 0"),
         ({"network.v_min": 10.0}, "network.v_min must be smaller"),
         ({"replay.capacity": 40}, "to fill a first batch"),
     ],
@@ -96,7 +167,9 @@ def test_nonsense_is_refused_by_name(changes, message):
         Config().override(changes)
 
 
-@pytest.mark.parametrize("text", ["learner.depth", "learner.depth=x", "learner.depht=3", "=3"])
+@pytest.mark.parametrize(
+    "text", ["learner.depth", "learner.depth=x", "learner.depht=3", "=3", "network.noisy=perhaps", "learner.depth=true"]
+)
 def test_bad_override_texts(text):
     with pytest.raises(UserError):
         parse_override(text)
@@ -105,3 +178,5 @@ def test_bad_override_texts(text):
 def test_override_texts_take_their_fields_type():
     assert parse_override("learner.tau=1") == ("learner.tau", 1.0)
     assert parse_override("learner.depth=3") == ("learner.depth", 3)
+    assert parse_override("network.noisy=off") == ("network.noisy", False)
+    assert parse_override("network.encoder=data_efficient") == ("network.encoder", "data_efficient")

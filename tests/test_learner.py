@@ -157,18 +157,18 @@ def test_the_step_is_adam_of_the_paper():
 
 def test_targets_are_a_moving_average_after_the_step():
     world = World(small("spr_noaug", **{"learner.tau": 0.75}), [0])
-    start = {name: p.clone() for name, p in world.learner.layout.averaged(world.state.target).items()}
+    start = {name: p.clone() for name, p in world.learner.layout.views(world.state.averaged, "averaged").items()}
     assert "encoder.conv3.bias" in start
     assert "head.hidden.weight" in start
     assert not any("head.value" in name or "head.advantage" in name or "sigma" in name for name in start)
     assert all(torch.equal(value, world.state.params[name]) for name, value in start.items())
     world.update()
-    for name, target in world.learner.layout.averaged(world.state.target).items():
+    for name, target in world.learner.layout.views(world.state.averaged, "averaged").items():
         torch.testing.assert_close(target, 0.75 * start[name] + 0.25 * world.state.params[name])
 
 
 def test_tau_zero_keeps_no_copy_because_the_target_is_the_online_network():
-    assert World(small("spr"), [0]).state.target.numel() == 0
+    assert World(small("spr"), [0]).state.averaged.numel() == 0
 
 
 def test_priorities_are_the_root_of_the_divergence():
@@ -178,7 +178,7 @@ def test_priorities_are_the_root_of_the_divergence():
 
     def spy(state, batch, *rest):
         result = compute(state, batch, *rest)
-        kept.append((batch.start, result[2].kl))
+        kept.append((batch.start, result[2].surprise))
         return result
 
     world.learner.gradients = spy  # type: ignore[method-assign]
@@ -197,7 +197,7 @@ def test_a_perfect_prediction_keeps_a_small_priority():
 
     def perfect(*args):
         grads, loss, terms = compute(*args)
-        return grads, loss, terms._replace(kl=terms.kl * 0 - 1e-7)  # rounding may even leave it below zero
+        return grads, loss, terms._replace(surprise=terms.surprise * 0 - 1e-7)  # rounding may even leave it below zero
 
     world.learner.gradients = perfect  # type: ignore[method-assign]
     before = (world.replay.priority > 0).sum()
@@ -211,11 +211,11 @@ def test_no_gradient_reaches_the_targets_though_the_loss_depends_on_them():
     draws = world.dice.update()
     batch = world.replay.sample(draws.sample, torch.tensor(0.4))
     obs = torch.rand(1, 4, 6, 4, 84, 84, generator=torch.Generator().manual_seed(0))
-    row, target = world.state.weights[0], world.state.target[0]
+    row, target = world.state.weights[0], world.state.averaged[0]
     one = [tree_map(lambda t: t[0], struct) for struct in (batch, (obs[:, :1], obs[:, 1:]), draws)]
 
     def loss(row, target):
-        return world.learner._agent_loss(row, target, *one)[0]
+        return world.learner._agent_loss(row, (target, world.state.copied[0]), *one)[0]
 
     by_row, by_target = torch.func.grad(loss, argnums=(0, 1))(row, target)
     assert by_row.count_nonzero() > 0.5 * by_row.numel()
@@ -235,13 +235,13 @@ def test_draws_differ_between_updates_and_between_the_two_heads():
 def test_shift_and_factor_distributions():
     config = Config().override({"replay.batch": 1900})
     draws = Dice(config, ACTIONS, [0], CPU).update()
-    counts = torch.bincount(draws.shift.flatten() + 4, minlength=9)
-    assert counts.sum() == draws.shift.numel()
-    expected = draws.shift.numel() / 9
+    counts = torch.bincount(draws.looks.shift.flatten() + 4, minlength=9)
+    assert counts.sum() == draws.looks.shift.numel()
+    expected = draws.looks.shift.numel() / 9
     assert ((counts - expected).abs() < 5 * expected**0.5).all()
-    assert draws.factor.min() == pytest.approx(0.9)
-    assert draws.factor.max() == pytest.approx(1.1)
-    assert draws.factor.mean().item() == pytest.approx(1, abs=2e-3)
+    assert draws.looks.factor.min() == pytest.approx(0.9)
+    assert draws.looks.factor.max() == pytest.approx(1.1)
+    assert draws.looks.factor.mean().item() == pytest.approx(1, abs=2e-3)
 
 
 def test_dropout_masks_keep_their_share_and_the_mean():

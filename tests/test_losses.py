@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spr.losses import cross_entropy, importance_weighted, kl_divergence, project_distribution, spread, take, unit
+from spr.losses import cross_entropy, huber, importance_weighted, kl_divergence, project_distribution, spread, take
+from spr.representations import unit
 
 
 def naive_projection(atoms, probabilities, low, high, count):
@@ -77,3 +78,9 @@ def test_importance_weights_scale_every_loss():
 def test_a_loss_without_a_weight_is_an_error():
     with pytest.raises(KeyError, match="spr"):
         importance_weighted({"rl": torch.ones(2), "spr": torch.ones(2)}, {"rl": 1.0}, torch.ones(2))
+
+
+def test_huber_by_hand():
+    error = torch.tensor([0.0, 0.5, -0.5, 1.0, -3.0])
+    torch.testing.assert_close(huber(error), torch.tensor([0.0, 0.125, 0.125, 0.5, 2.5]))
+    torch.testing.assert_close(huber(error), torch.nn.functional.huber_loss(error, 0 * error, reduction="none"))

@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
-from spr.config import NetworkConfig
+from spr.config import Config
 from spr.networks import (
     Encoder,
     HeadNoise,
@@ -14,11 +15,17 @@ from spr.networks import (
     NoisyLinear,
     QHead,
     TransitionModel,
+    head_sizes,
     linear,
     renormalise,
     scale_gradient,
     shift_and_add,
 )
+from spr.presets import preset_config
+
+
+def small(preset="spr", **network):
+    return preset_config(preset).override({f"network.{name}": value for name, value in network.items()})
 
 
 def test_renormalise_by_hand():
@@ -83,7 +90,14 @@ def test_linear_is_linear():
 
 @pytest.mark.parametrize(
     ("inputs", "outputs", "kernel", "stride", "padding", "side"),
-    [(4, 32, 8, 4, 0, 84), (32, 64, 4, 2, 0, 20), (64, 64, 3, 1, 0, 9), (70, 64, 3, 1, 1, 7)],
+    [
+        (4, 32, 8, 4, 0, 84),
+        (32, 64, 4, 2, 0, 20),
+        (64, 64, 3, 1, 0, 9),
+        (70, 64, 3, 1, 1, 7),
+        (4, 32, 5, 5, 0, 84),
+        (32, 64, 5, 5, 0, 16),
+    ],
 )
 def test_a_convolution_by_shifting_and_adding_equals_the_librarys(inputs, outputs, kernel, stride, padding, side):
     layer = torch.nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, bias=False, dtype=torch.float64)
@@ -102,14 +116,14 @@ def test_a_convolution_by_shifting_and_adding_equals_the_librarys(inputs, output
 
 
 def test_dueling_head_adds_value_to_centred_advantages():
-    head = QHead(NetworkConfig(hidden=8, atoms=5), actions=3)
+    head = QHead(small(hidden=8, atoms=5), actions=3)
     z = torch.rand(2, 3136)
     value = head.value.mean(torch.relu(head.project(z)[:, :8]))
-    torch.testing.assert_close(head.mean(z).mean(1), value)
+    torch.testing.assert_close(head(z, ())[0].mean(1), value)
 
 
 def test_projection_has_no_noise_no_relu_and_shares_the_heads_weights():
-    head = QHead(NetworkConfig(hidden=8), actions=3)
+    head = QHead(small(hidden=8), actions=3)
     z = torch.rand(4, 3136)
     y = head.project(z)
     assert y.shape == (4, 16)
@@ -118,10 +132,10 @@ def test_projection_has_no_noise_no_relu_and_shares_the_heads_weights():
 
 
 def test_the_head_without_noise_is_the_head_under_zero_noise():
-    head = QHead(NetworkConfig(hidden=8, atoms=5), actions=3)
+    head = QHead(small(hidden=8, atoms=5), actions=3)
     z = torch.rand(4, 3136)
     zero = HeadNoise(*(LayerNoise(torch.zeros(1, s, i), torch.zeros(1, o)) for s, i, o in sizes(8, 5, 3)))
-    torch.testing.assert_close(head(z, zero)[0], head.mean(z))
+    torch.testing.assert_close(head(z, zero), head(z, ()))
 
 
 def sizes(hidden, atoms, actions):
@@ -129,7 +143,7 @@ def sizes(hidden, atoms, actions):
 
 
 def test_noise_changes_q_values_and_absence_of_noise_does_not():
-    networks = Networks(NetworkConfig(hidden=8), actions=3, with_model=False)
+    networks = Networks(small(hidden=8), actions=3)
     noise = HeadNoise(*(LayerNoise(torch.randn(s, i), torch.randn(o)) for s, i, o in sizes(8, 51, 3)))
     obs = torch.rand(2, 4, 84, 84)
     assert torch.equal(networks(obs), networks(obs))
@@ -137,20 +151,20 @@ def test_noise_changes_q_values_and_absence_of_noise_does_not():
 
 
 def test_latents_lie_between_zero_and_one():
-    z = Encoder()(torch.rand(3, 4, 84, 84))
+    z = Encoder("standard")(torch.rand(3, 4, 84, 84))
     assert z.shape == (3, 7, 7, 64)
     assert torch.equal(z.flatten(1).amin(1), torch.zeros(3))
     torch.testing.assert_close(z.flatten(1).amax(1), torch.ones(3))
 
 
 def test_dropout_masks_silence_activations():
-    encoder = Encoder()
+    encoder = Encoder("standard")
     keep = tuple(torch.zeros(2, *shape) for shape in ((20, 20, 32), (9, 9, 64), (7, 7, 64)))
     assert encoder(torch.rand(2, 4, 84, 84), keep).abs().sum() == 0
 
 
 def test_transition_model_sees_the_action_and_normalises_by_the_batch():
-    model = TransitionModel(4)
+    model = TransitionModel((7, 7, 64), 4)
     z = torch.rand(6, 7, 7, 64)
     actions = torch.tensor([0, 1, 2, 3, 0, 1])
     out = model(z, model.planes(actions))
@@ -161,7 +175,7 @@ def test_transition_model_sees_the_action_and_normalises_by_the_batch():
 
 
 def test_action_planes_are_convolved_as_if_they_were_there():
-    model = TransitionModel(5).double()
+    model = TransitionModel((7, 7, 64), 5).double()
     action = torch.tensor([0, 4, 2])
     planes = torch.zeros(3, 5, 7, 7, dtype=torch.float64)
     for row, a in enumerate(action.tolist()):
@@ -172,5 +186,43 @@ def test_action_planes_are_convolved_as_if_they_were_there():
 
 
 def test_parameter_count_at_six_actions():
-    count = sum(p.numel() for p in Networks(NetworkConfig(), 6, with_model=True).parameters())
+    count = sum(p.numel() for p in Networks(Config(), 6).parameters())
     assert count == pytest.approx(3.8e6, rel=0.02)
+
+
+def test_the_data_efficient_encoder_has_two_convolutions():
+    encoder = Encoder("data_efficient")
+    assert {name: tuple(p.shape) for name, p in encoder.named_parameters() if "weight" in name} == {
+        "conv1.weight": (32, 4, 5, 5),
+        "conv2.weight": (64, 32, 5, 5),
+    }
+    assert encoder(torch.rand(2, 4, 84, 84)).shape == (2, 3, 3, 64)
+
+
+def test_a_head_without_dueling_or_noise_or_atoms_is_a_plain_one():
+    head = QHead(small("drq", dueling=False, hidden=8), actions=3)
+    assert {name for name, _ in head.named_parameters()} == {
+        *("hidden.weight", "hidden.bias", "advantage.weight", "advantage.bias")
+    }
+    z = torch.rand(2, 3136)
+    hidden = torch.relu(torch.nn.functional.linear(z, head.hidden.weight, head.hidden.bias))
+    expected = torch.nn.functional.linear(hidden, head.advantage.weight, head.advantage.bias)
+    torch.testing.assert_close(head(z, ()), expected[None, :, :, None])
+
+
+def test_noise_without_dueling():
+    config = small(dueling=False, hidden=8)
+    head, sizes = QHead(config, 3), head_sizes(config, 3)
+    noise = tree_map(lambda size: torch.randn(2, *size.shape), sizes)
+    out = head(torch.rand(4, 3136), noise)
+    assert out.shape == (2, 4, 3, 51)
+    assert not torch.allclose(out[0], out[1])
+
+
+def test_curls_projection_is_normalised_and_its_predictor_a_bilinear_form():
+    networks = Networks(preset_config("curl"), 4)
+    y = networks.project(torch.rand(5, 576))
+    assert y.shape == (5, 128)
+    torch.testing.assert_close(y.mean(-1), torch.zeros(5), atol=1e-5, rtol=0)
+    torch.testing.assert_close(y.var(-1, correction=0), torch.ones(5), atol=1e-3, rtol=0)
+    torch.testing.assert_close(networks.predict(y), y @ networks.predictor.weight.T)

@@ -8,12 +8,12 @@ import torch
 from torch.func import functional_call
 
 from spr import networks as networks_module
-from spr.draws import Draws
+from spr.draws import Draws, Looks
 from spr.learner import Learner, LearnerState
-from spr.losses import cosine
 from spr.networks import HeadNoise, LayerNoise
 from spr.presets import preset_config
 from spr.replay import Batch
+from spr.representations import cosine
 
 GOLDEN = json.loads((Path(__file__).parent / "spr_parity.json").read_text())
 ROWS, DEPTH, ACTIONS, N = 4, 5, 6, 10
@@ -128,7 +128,8 @@ def compute():
     )
     unused = torch.zeros(1, ROWS, DEPTH + 2)
     both = HeadNoise(*(LayerNoise(*(torch.stack([e, e])[None] for e in layer)) for layer in noise))
-    draws = Draws(unused, unused[..., None], unused, noise=both, keep=())
+    looks = Looks(unused[..., None], unused[..., None], unused, unused)
+    draws = Draws(unused, looks, noise=both, keep=())
     rows, loss, terms = learner.gradients(state, batch, (obs[:, :1], obs[:, 1:]), draws)
     grads = learner.layout.views(rows)
     return {"learner": learner, "state": state, "obs": obs, "noise": noise, "draws": draws, "batch": batch} | {
@@ -153,7 +154,7 @@ def test_q_values_before_and_after_n_steps(computed):
 
 def test_rl_loss_and_kl(computed):
     assert_close(computed["terms"].losses["rl"][0], GOLDEN["rl_loss"])
-    assert_close(computed["terms"].kl[0], GOLDEN["kl"])
+    assert_close(computed["terms"].surprise[0], GOLDEN["kl"])
 
 
 def test_total_loss(computed):

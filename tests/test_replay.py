@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from spr.augment import observations
 from spr.config import Config
+from spr.draws import Looks
 from spr.replay import Replay, memory_needed
 
 CPU = torch.device("cpu")
@@ -106,10 +107,9 @@ def test_sequences_equal_the_oracle(ends, n_step, depth, seed):
 
     batch = replay.sample(torch.from_numpy(random.random((1, 40))), torch.tensor(0.5))
     by_slot = {t % replay.capacity: t for t in eligible}
-    none = torch.zeros(1, 40, depth + 2, dtype=torch.int64)
-    pixels = observations(
-        batch.frames, replay.offsets, batch.visible, none[..., None].expand(-1, -1, -1, 2), none + 1.0, largest_shift=0
-    )
+    none = torch.zeros(1, 40, len(config.views), dtype=torch.int64)
+    looks = Looks(none[..., None].expand(-1, -1, -1, 2), none[..., None][..., :0], none + 84, none + 1.0)
+    pixels = observations(batch.frames, replay.offsets, batch.visible, looks, largest_shift=0)
     for row, slot in enumerate(batch.start[0].tolist()):
         t = by_slot[slot]
         total, discount = oracle.n_step_return(t)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from spr.config import SIDE, STACK, Config
-from spr.networks import HeadNoise, Networks
+from spr.networks import Networks, Noise
 
 
 class Actor:
@@ -20,14 +20,16 @@ class Actor:
         """Prepare empty stacks for (S, E) environments."""
         self.stack = torch.zeros(*shape, STACK, SIDE, SIDE, dtype=torch.uint8, device=device)
         with torch.device("meta"):
-            networks = Networks(config.network, actions, with_model=False)
+            networks = Networks(config, actions)
         networks.support = networks.support.to(device)
 
-        def q_values(params: dict[str, Tensor], obs: Tensor, *noise: HeadNoise) -> Any:
-            return functional_call(networks, params, (obs, *noise))
+        def q_values(params: dict[str, Tensor], obs: Tensor, noise: Noise) -> Any:
+            return functional_call(networks, params, (obs, noise))
 
         self._q_values = vmap(q_values)
-        self._names = frozenset(name for name, _ in networks.named_parameters())
+        self._names = frozenset(
+            name for name, _ in networks.named_parameters() if name.startswith(("encoder.", "head."))
+        )
 
     def observe(self, frame: Tensor, first: Tensor) -> None:
         """Push frames [S, E, 84, 84]; where an episode begins [S, E], the frames before it become black."""
@@ -35,9 +37,9 @@ class Actor:
         self.stack.copy_(torch.cat([older, frame[:, :, None]], 2))
 
     @torch.no_grad()
-    def greedy(self, params: dict[str, Tensor], noise: HeadNoise | None) -> Tensor:
+    def greedy(self, params: dict[str, Tensor], noise: Noise) -> Tensor:
         """Return the best actions [S, E] under one draw of noise per agent, or under none."""
         used = {name: p for name, p in params.items() if name in self._names}
         obs = self.stack.to(next(iter(used.values())).dtype) / 255
-        q: Tensor = self._q_values(used, obs) if noise is None else self._q_values(used, obs, noise)
+        q: Tensor = self._q_values(used, obs, noise)
         return q.argmax(-1)

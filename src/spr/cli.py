@@ -26,6 +26,7 @@ from spr.games import game_names, normalised, reference_table
 from spr.machine import DEVICES, choose_device, choose_precision, device_name, free_memory, product_dtype, tune
 from spr.presets import PRESETS, preset_config
 from spr.replay import memory_needed
+from spr.representations import known as known_representations
 from spr.train import Fleet, Tick, assemble, train
 
 _INTERRUPTED = 130
@@ -128,7 +129,7 @@ def _train(args: argparse.Namespace, console: Console) -> int:
     changes = dict(parse_override(text) for text in args.set)
     if args.steps is not None:
         changes["schedule.steps"] = args.steps
-    config = preset_config(args.preset).override(changes)
+    config = preset_config(args.preset, args.game).override(changes)
     seeds = _seeds(args.seeds)
     device = choose_device(args.device)
     precision = choose_precision(args.precision, device)
@@ -229,21 +230,29 @@ def _presets(args: argparse.Namespace, console: Console) -> int:
         table = Table(box=None, header_style="bold")
         for column in ("preset", "paper: mean", "median", "what it is"):
             table.add_column(column)
-        for name, preset in PRESETS.items():
+        for name, listed in PRESETS.items():
             mean, median = (paper[name][column] if name in paper else "" for column in ("human_mean", "human_median"))
-            table.add_row(name, mean, median, preset.summary)
+            table.add_row(name, mean, median, listed.summary)
         console.print(table)
         return 0
     config, default = preset_config(args.name), Config()
-    console.print(f"{args.name}: {PRESETS[args.name].summary}")
+    preset = PRESETS[args.name]
+    console.print(f"{args.name}: {preset.summary}", highlight=False)
     table = Table(box=None, header_style="bold")
     for column in ("field", "value", "in spr", "meaning"):
         table.add_column(column)
     for entry in fields():
         value, usual = config.value(entry.name), default.value(entry.name)
-        table.add_row(entry.name, f"{value:,}", "" if value == usual else f"{usual:,}", entry.meaning)
+        table.add_row(entry.name, _shown(value), "" if value == usual else _shown(usual), entry.meaning)
     console.print(table)
+    for game, changes in preset.by_game.items():
+        differs = ", ".join(f"{name} {_shown(value)}" for name, value in changes.items())
+        console.print(f"on {game}: {differs}", highlight=False)
     return 0
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value).lower()
 
 
 def _bench(args: argparse.Namespace, console: Console) -> int:
@@ -316,7 +325,7 @@ def _figures(tick: Tick, rows: list[dict[str, Any]]) -> str:
     """Return the recent score (mean over the fleet) and losses of the last row."""
     scores = [score for score in tick.scores if score is not None]
     parts = [f"score {sum(scores) / len(scores):,.1f}"] if scores else []
-    for name in ("rl", "spr"):
+    for name in ("rl", *known_representations()):
         values = [row[name] for row in rows if name in row]
         parts += [f"{name} {sum(values) / len(values):.2f}"] if values else []
     return "  ".join(parts)

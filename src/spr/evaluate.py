@@ -83,7 +83,7 @@ class _Table:
 
         def act() -> Tensor:
             actor.observe(inbox["frame"], inbox["first"])
-            return actor.greedy(params, noise=None)
+            return actor.greedy(params, noise=())
 
         self._inbox, self._outbox = inbox, Outbox(device)
         self._act = captured(act, device)

@@ -16,16 +16,17 @@ from torch.utils._pytree import tree_map
 
 from spr.augment import observations
 from spr.config import Config
-from spr.draws import Dice, Draws, Numbers
+from spr.draws import Dice, Draws, Looks, Numbers
 from spr.graphs import captured, compiled
 from spr.losses import Objective, Terms, importance_weighted
 from spr.networks import Networks
 from spr.replay import Batch, Replay
 from spr.rows import Layout
 
-_KL_FLOOR = 1e-6
+_SURPRISE_FLOOR = 1e-6
+_AGENT = ("out", "sigma", "averaged")  # the sections of encoder and Q-head, which act
 # What is clipped together, by section; the predictor is not clipped.
-_CLIP_GROUPS = {"agent": ("out", "sigma", "averaged"), "model": ("model",)}
+_CLIP_GROUPS = {"agent": _AGENT, "model": ("model",)}
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class LearnerState:
 
     layout: Layout
     weights: Tensor  # [S, P]
-    target: Tensor  # [S, columns of the averaged section]; no columns when tau is 0, where it would equal the weights
+    averaged: Tensor  # [S, columns of the averaged section]; no columns when tau is 0, where it would equal the weights
+    copied: Tensor  # [S, columns of encoder and Q-head] the RL target network; no columns when its period is 1
     first_moment: Tensor  # [S, P]
     second_moment: Tensor  # [S, P]
     count: Tensor  # [] Adam's steps
@@ -67,9 +69,12 @@ class Learner:
         self._product = product or dtype
         # On a CPU the library's own fused Adam; on a GPU its plain one, which the compiler fuses with clipping.
         self._fused = device.type == "cpu"
+        self._averages = bool(config.targets) and config.learner.tau > 0
+        self._copies = config.learner.target_period > 1
         with torch.device("meta"):
-            target = self._networks() if config.learner.tau > 0 else None
-            objective = Objective(self._networks(), target, frozenset(config.weights))
+            averaged = self._networks() if self._averages else None
+            copied = self._networks() if self._copies else None
+            objective = Objective(config, self._networks(), averaged, copied)
         objective.online.support = objective.online.support.to(device)
         self._objective = objective
         self.layout = Layout({name: p.shape for name, p in objective.online.named_parameters()})
@@ -83,11 +88,12 @@ class Learner:
                 agents.append(dict(self._networks().named_parameters()))
         stacked = {name: torch.stack([agent[name].detach() for agent in agents]) for name in agents[0]}
         weights = self.layout.rows(stacked, self._dtype, self._device)
-        averaged = weights[:, self.layout.columns("averaged")].clone()
+        averaged, copied = weights[:, self.layout.columns("averaged")], weights[:, self.layout.columns(*_AGENT)]
         return LearnerState(
             layout=self.layout,
             weights=weights,
-            target=averaged if self._config.learner.tau > 0 else averaged[:, :0],
+            averaged=averaged.clone() if self._averages else averaged[:, :0].clone(),
+            copied=copied.clone() if self._copies else copied[:, :0].clone(),
             first_moment=torch.zeros_like(weights),
             second_moment=torch.zeros_like(weights),
             count=torch.zeros((), device=self._device),
@@ -107,15 +113,17 @@ class Learner:
         batch = replay.sample(draws.sample, beta)
 
         def seen(which: slice) -> Tensor:
-            """Make observations [S, O, B, 4, 84, 84] of some times."""
-            visible, shift, factor = (t[:, :, which] for t in (batch.visible, draws.shift, draws.factor))
-            factor = factor.to(self._dtype)
-            return observations(batch.frames, replay.offsets[which], visible, shift, factor, config.augment.shift)
+            """Make some of the views, [S, O, B, 4, 84, 84]."""
+            shift, corner, side, factor = draws.looks
+            looks = Looks(*(look[:, :, which] for look in (shift, corner, side, factor.to(self._dtype))))
+            visible = batch.visible[:, :, which]
+            return observations(batch.frames, replay.offsets[which], visible, looks, config.augment.shift)
 
-        # The first ones apart: only they are encoded with gradients, and cut from a whole they would be copied.
-        grads, loss, terms = self.gradients(state, batch, (seen(slice(0, 1)), seen(slice(1, None))), draws)
+        # Those that gradients reach apart: cut from a whole they would be copied.
+        obs = seen(slice(0, config.learnt_views)), seen(slice(config.learnt_views, None))
+        grads, loss, terms = self.gradients(state, batch, obs, draws)
         # The floor keeps a transition that is predicted perfectly from never being drawn again.
-        replay.reprioritise(batch.start, terms.kl.clamp(min=_KL_FLOOR) ** config.replay.exponent)
+        replay.reprioritise(batch.start, terms.surprise.clamp(min=_SURPRISE_FLOOR) ** config.replay.exponent)
         means = {name: value.mean(-1) for name, value in terms.losses.items()}
         norms = {
             f"norm_{group}": torch.linalg.vector_norm(grads[:, columns], dim=1)
@@ -129,17 +137,20 @@ class Learner:
         """Return each agent's gradients [S, P], its loss [S], and the terms of that."""
         draws, batch = _cast(draws, self._dtype), _cast(batch, self._dtype)
         per_agent = vmap(grad(self._agent_loss, has_aux=True))
-        grads, (loss, terms) = per_agent(state.weights, state.target, batch, obs, draws)
+        grads, (loss, terms) = per_agent(state.weights, (state.averaged, state.copied), batch, obs, draws)
         return grads, loss, terms
 
     def _agent_loss(
-        self, row: Tensor, target: Tensor, batch: Batch, obs: tuple[Tensor, Tensor], draws: Draws
+        self, row: Tensor, targets: tuple[Tensor, Tensor], batch: Batch, obs: tuple[Tensor, Tensor], draws: Draws
     ) -> tuple[Tensor, tuple[Tensor, Terms]]:
         """Return the loss of one agent with weights [P], to be differentiated by them; and it again with its terms."""
-        named = {f"online.{name}": self._multiplied(name, p) for name, p in self.layout.views(row).items()}
-        if target.numel():
-            averaged = self.layout.averaged(target)
-            named |= {f"target.{name}": self._multiplied(name, p) for name, p in averaged.items()}
+        averaged, copied = targets
+        sets = {"online": self.layout.views(row)}
+        if self._averages:
+            sets["averaged"] = self.layout.views(averaged, "averaged")
+        if self._copies:
+            sets["copied"] = self.layout.views(copied, *_AGENT)
+        named = {f"{which}.{name}": self._multiplied(name, p) for which, ps in sets.items() for name, p in ps.items()}
         terms: Terms = functional_call(self._objective, named, (batch, obs, draws))
         loss = importance_weighted(terms.losses, self._config.weights, batch.weight)
         return loss, (loss, terms)
@@ -156,9 +167,9 @@ class Learner:
 
     @torch.no_grad()
     def step(self, state: LearnerState, grads: Tensor, watched: dict[str, Tensor]) -> None:
-        """Clip the gradients [S, P], in place, by the norms watched; Adam; and the moving average of the targets.
+        """Clip the gradients [S, P], in place, by the norms watched; Adam; and then the targets.
 
-        The last is theta_m <- tau * theta_m + (1 - tau) * theta_o.
+        The moving average is theta_m <- tau * theta_m + (1 - tau) * theta_o; the RL target is copied once a period.
         """
         learner = self._config.learner
         for group, columns in self._clipped().items():
@@ -181,11 +192,14 @@ class Learner:
             eps=learner.adam_eps,
             maximize=False,
         )
-        if state.target.numel():
-            state.target.lerp_(state.weights[:, self.layout.columns("averaged")], 1 - learner.tau)
+        if self._averages:
+            state.averaged.lerp_(state.weights[:, self.layout.columns("averaged")], 1 - learner.tau)
+        if self._copies:
+            due = state.count % learner.target_period == 0
+            state.copied.copy_(torch.where(due, state.weights[:, self.layout.columns(*_AGENT)], state.copied))
 
     def _networks(self) -> Networks:
-        return Networks(self._config.network, self._actions, with_model="spr" in self._config.weights)
+        return Networks(self._config, self._actions)
 
 
 class Updates:

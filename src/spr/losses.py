@@ -1,19 +1,21 @@
 """Owns the objective of one agent: what the paper calls L_RL and L_SPR, from a batch of sequences to losses per sample.
 
-Single-agent and pure. Shapes: B batch, K depth, O = K + 2 observations (bootstrap last), A actions, Z atoms.
+Single-agent and pure. Shapes: B batch, T targets, F views that gradients reach, A actions, Z atoms.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
+from spr.config import Config
 from spr.draws import Draws
-from spr.networks import HeadNoise, LayerNoise, Networks, expected_value, scale_gradient
+from spr.networks import Networks, Noise, scale_gradient
 from spr.replay import Batch
+from spr.representations import cosine, representation, uniformity, unit
 
-_NORM_FLOOR = 1e-3
 _PROBABILITY_FLOOR = 1e-6
 
 
@@ -21,7 +23,7 @@ class Terms(NamedTuple):
     """What the objective gives for each sequence of a batch."""
 
     losses: dict[str, Tensor]  # [B] each, one per weight of the configuration
-    kl: Tensor  # [B] divergence of prediction from target: the new priority, before its exponent
+    surprise: Tensor  # [B] how far prediction and target are apart: the new priority, before its exponent
     watched: dict[str, Tensor]  # scalars to look at while training
 
 
@@ -47,89 +49,120 @@ def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
     return (floored * (floored.log() - logits.log_softmax(-1))).sum(-1)
 
 
-def cosine(x: Tensor, y: Tensor) -> Tensor:
-    """Return the cosine of the angle between vectors [..., D], their norms clamped from below."""
-    return (unit(x) * unit(y)).sum(-1)
-
-
-def unit(x: Tensor) -> Tensor:
-    """Scale vectors [..., D] to length 1; shorter than the floor they stay shorter."""
-    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / length.clamp(min=_NORM_FLOOR)
-
-
 def spread(x: Tensor) -> Tensor:
     """Return 1 - |mean of unit vectors|^2 over [B, D]: 0 when all point one way, that is when they have collapsed."""
     return 1 - unit(x).mean(0).square().sum()
 
 
-class Objective(nn.Module):
-    """The losses of one agent; without target networks, the online ones are their own targets."""
+def huber(error: Tensor) -> Tensor:
+    """Return half the square of errors up to 1, and their size less a half beyond."""
+    size = error.abs()
+    return torch.where(size <= 1, 0.5 * error.square(), size - 0.5)
 
-    def __init__(self, online: Networks, target: Networks | None, losses: frozenset[str]) -> None:
+
+class Objective(nn.Module):
+    """The losses of one agent; where it has no target networks, the online ones are their own targets."""
+
+    def __init__(self, config: Config, online: Networks, averaged: Networks | None, copied: Networks | None) -> None:
+        """Take the online networks, the moving average of the encoder, and the RL target network if there is one."""
         super().__init__()
-        self.online = online
-        self.target = target
-        self.names = losses
+        self.online, self.averaged, self.copied = online, averaged, copied
+        self.config = config
+        self.representation = representation(config.learner.representation) if config.targets else None
 
     def forward(self, batch: Batch, obs: tuple[Tensor, Tensor], draws: Draws) -> Terms:
-        """Return the losses of a batch, seen first as [1, B, 4, 84, 84] and later as [O - 1, B, 4, 84, 84]."""
-        first, later = obs
-        z = self.online.encoder(first[0], _masks(draws.keep, slice(0, 1)))
+        """Return the losses of a batch, seen in the views that gradients reach, [F, B, ...], and in the others."""
+        first, others = obs
+        views, rows = first.shape[:2]
+        z = self.online.encoder(first.flatten(0, 1), _masks(draws.keep, slice(0, views))).unflatten(0, (views, rows))
         with torch.no_grad():
-            z_future, z_n = self._later(later, draws.keep)
-        rl, kl, value = self._rl(z, batch, z_n, draws)
+            z_targets, z_n = self._others(others, draws.keep, views)
+        rl, surprise, value = self._rl(z[0], batch, z_n, others[-1], draws)
         losses, watched = {"rl": rl}, {"value": value}
-        if "spr" in self.names:
-            spr, seen = self._spr(z, batch, z_future)
-            losses["spr"] = spr
+        if self.config.targets:
+            lead = 1 if self.config.augment.rl else 2  # the last of these views is what the representation starts from
+            if not self.config.learner.stop_gradient:
+                z_targets = z[lead:].flatten(0, 1)
+            learnt, seen = self._representation(z[lead - 1], batch, z_targets)
+            losses |= learnt
             watched |= seen
-        return Terms(losses, kl, watched)
+        return Terms(losses, surprise, watched)
 
-    def _later(self, obs: Tensor, keep: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Encode the next K observations by the target encoder, [K * B, ...], the bootstrap by the online, [B, ...].
+    def _others(self, obs: Tensor, keep: tuple[Tensor, ...], views: int) -> tuple[Tensor, Tensor]:
+        """Encode the targets by the target encoder, [T * B, ...], and the bootstrap by the online one, [B, ...].
 
         Where these are one network, one pass does it.
         """
-        depth, rows = obs.shape[0] - 1, obs.shape[1]
-        if self.target is None:
-            z = self.online.encoder(obs.flatten(0, 1), _masks(keep, slice(1, None)))
-            return z[: depth * rows], z[depth * rows :]
-        future = self.target.encoder(obs[:-1].flatten(0, 1), _masks(keep, slice(1, -1)))
-        return future, self.online.encoder(obs[-1], _masks(keep, slice(-1, None)))
+        last, rows = obs.shape[0] - 1, obs.shape[1]
+        if self.averaged is None:
+            z = self.online.encoder(obs.flatten(0, 1), _masks(keep, slice(views, None)))
+            return z[: last * rows], z[last * rows :]
+        targets = self.averaged.encoder(obs[:-1].flatten(0, 1), _masks(keep, slice(views, -1)))
+        return targets, self.online.encoder(obs[-1], _masks(keep, slice(-1, None)))
 
-    def _rl(self, z: Tensor, batch: Batch, z_n: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
-        """n-step double categorical Q-learning (Bellemare et al. 2017; van Hasselt et al. 2016)."""
-        head, support = self.online.head, self.online.support.to(z.dtype)
+    def _rl(
+        self, z: Tensor, batch: Batch, z_n: Tensor, bootstrap: Tensor, draws: Draws
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """n-step Q-learning (Mnih et al. 2015; van Hasselt et al. 2016): losses, surprises [B], mean value."""
+        online = self.online
         with torch.no_grad():
-            # The target network is the online one (update period 1) under noise of its own.
-            online, target = head(z_n.flatten(1), draws.noise).softmax(-1)
-            best = expected_value(online, support).argmax(-1)  # [B]
-            atoms = batch.returns[:, None] + batch.discount[:, None] * support
-            expected = project_distribution(atoms, take(target, best), support)
+            chosen_by, valued_by = self._next(z_n, bootstrap, draws)
+            best = online.q_values(chosen_by).argmax(-1)  # [B]
+            following = take(valued_by, best)  # [B, Z]
         # Dueling networks' convention: two streams flow back into the encoder, so each counts 1/sqrt(2).
-        logits = head(scale_gradient(z.flatten(1), 1 / math.sqrt(2)), _first(draws.noise))[0]
-        chosen = take(logits, batch.actions[:, 0])
-        value = expected_value(chosen.detach().softmax(-1), support).mean()
-        return cross_entropy(expected, chosen), kl_divergence(expected, chosen.detach()), value
-
-    def _spr(self, z: Tensor, batch: Batch, z_future: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Predict the target projections of the next K states by rolling the transition model forward."""
-        online, depth, rows = self.online, batch.mask.shape[-1], z.shape[0]
+        flat = z.flatten(1)
+        flat = scale_gradient(flat, 1 / math.sqrt(2)) if online.head.streams == 2 else flat
+        outputs = online.head(flat, _first(draws.noise))[0]
+        predicted = take(outputs, batch.actions[:, 0])  # [B, Z]
+        value = online.q_values(predicted.detach()).mean()
+        returns, discount = batch.returns[:, None], batch.discount[:, None]
+        if not online.categorical:
+            error = (predicted - (returns + discount * following)).squeeze(-1)
+            return huber(error), error.detach().abs(), value
         with torch.no_grad():
-            y_target = (self.target or online).head.project(z_future.flatten(1)).view(depth, rows, -1)
-        planes = online.transition.planes(batch.actions.T.flatten()).unflatten(0, (depth, rows))
-        predicted = []
-        for k in range(depth):
-            z = online.transition(z, planes[k])
-            predicted.append(z.flatten(1))
-        y = online.predict(online.head.project(torch.cat(predicted)))  # [K * B, D]
-        similarity = cosine(y.view(depth, rows, -1), y_target).T  # [B, K]
+            support = online.support.to(z.dtype)
+            target = project_distribution(returns + discount * support, following.softmax(-1), support)
+        return cross_entropy(target, predicted), kl_divergence(target, predicted.detach()), value
+
+    def _next(self, z_n: Tensor, bootstrap: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Return the outputs [B, A, Z] at the bootstrap that choose the action, and those that value it."""
+        if self.copied is None:
+            # The target network is the online one (update period 1) under noise of its own.
+            outputs = self.online.head(z_n.flatten(1), draws.noise)
+            choosing, valuing = outputs[0], outputs[-1]
+        else:
+            choosing = self.online.head(z_n.flatten(1), _first(draws.noise))[0]
+            copied = self.copied.encoder(bootstrap, _masks(draws.keep, slice(-1, None))).flatten(1)
+            valuing = self.copied.head(copied, _last(draws.noise))[0]
+        return (choosing if self.config.learner.double else valuing), valuing
+
+    def _representation(
+        self, z: Tensor, batch: Batch, z_targets: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Compare predicted projections with those of the targets; predict by rolling the transition model forward."""
+        online, rows = self.online, z.shape[0]
+        steps = len(self.config.targets)
+        target = (self.averaged or online).project(z_targets.flatten(1)).unflatten(0, (steps, rows))
+        if self.config.learner.stop_gradient:
+            target = target.detach()
+        predicted = [z]
+        if self.config.transition:
+            planes = online.transition.planes(batch.actions.T.flatten()).unflatten(0, (steps, rows))
+            for k in range(steps):
+                predicted.append(online.transition(predicted[-1], planes[k]))
+            predicted = predicted[1:]
+        projected = online.project(torch.cat([latent.flatten(1) for latent in predicted]))  # [T * B, D]
+        y = online.predict(projected).unflatten(0, (steps, rows))
+        assert self.representation is not None
+        losses = {self.config.learner.representation: self.representation(y, target, batch.mask)}
+        if "uniformity" in self.config.weights:
+            losses["uniformity"] = uniformity(projected.unflatten(0, (steps, rows))).expand(rows)
+        alike = cosine(y.detach(), target.detach()).T  # [B, T]
         watched = {
-            "cosine": ((similarity * batch.mask).sum() / batch.mask.sum().clamp(min=1)).detach(),
-            "spread": spread(y_target[0]),
+            "cosine": (alike * batch.mask).sum() / batch.mask.sum().clamp(min=1),
+            "spread": spread(target[0].detach()),
         }
-        return -(similarity * batch.mask).sum(-1), watched
+        return losses, watched
 
 
 def take(logits: Tensor, action: Tensor) -> Tensor:
@@ -139,9 +172,14 @@ def take(logits: Tensor, action: Tensor) -> Tensor:
     return torch.where(chosen[..., None], logits, 0).sum(1)
 
 
-def _first(noise: HeadNoise) -> HeadNoise:
+def _first(noise: Noise) -> Any:
     """Return the first of several draws, still with a leading dimension."""
-    return HeadNoise(*(LayerNoise(layer.input[:1], layer.output[:1]) for layer in noise))
+    return tree_map(lambda e: e[:1], noise)
+
+
+def _last(noise: Noise) -> Any:
+    """Return the last of several draws, still with a leading dimension."""
+    return tree_map(lambda e: e[-1:], noise)
 
 
 def _masks(keep: tuple[Tensor, ...], which: slice) -> tuple[Tensor, ...]:

@@ -12,14 +12,11 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from spr.config import STACK, NetworkConfig
+from spr.config import ENCODERS, SIDE, STACK, Config
 
-LATENT = (7, 7, 64)
-LATENT_SIZE = math.prod(LATENT)
-CHANNELS = LATENT[-1]
-DROPOUT_SHAPES = ((20, 20, 32), (9, 9, 64), LATENT)  # the encoder's activations, one mask each
-STREAMS = 2  # of the Q-head: value and advantage, in this order
+_PROJECTED, _MLP_HIDDEN = 128, 256  # CURL's own head
 
 
 class LayerNoise(NamedTuple):
@@ -33,19 +30,42 @@ class HeadNoise(NamedTuple):
     """One draw of the whole Q-head's noise."""
 
     hidden: LayerNoise
-    value: LayerNoise
+    value: LayerNoise | tuple[()]  # nothing without dueling streams
     advantage: LayerNoise
 
 
-def head_sizes(config: NetworkConfig, actions: int) -> HeadNoise:
+def activation_shapes(encoder: str) -> list[tuple[int, int, int]]:
+    """Return (height, width, channels) after each convolution of an encoder; the last is the latent."""
+    shapes, side = [], SIDE
+    for channels, kernel, stride in ENCODERS[encoder]:
+        side = (side - kernel) // stride + 1
+        shapes.append((side, side, channels))
+    return shapes
+
+
+def outputs_per_action(config: Config) -> int:
+    """Z: the atoms of a return distribution, or 1 where Q-values are learnt directly."""
+    return config.network.atoms if config.learner.value == "categorical" else 1
+
+
+Noise = HeadNoise | tuple[()]  # nothing where the Q-head is not noisy, or acts without noise
+
+
+def head_sizes(config: Config, actions: int) -> Noise:
     """Return the shapes of the Q-head's noise, as empty tensors."""
+    network = config.network
+    if not network.noisy:
+        return ()
 
     def layer(inputs: int, outputs: int, streams: int = 1) -> LayerNoise:
         return LayerNoise(torch.empty(streams, inputs, device="meta"), torch.empty(outputs, device="meta"))
 
-    hidden, atoms = config.hidden, config.atoms
+    atoms, streams = outputs_per_action(config), 2 if network.dueling else 1
+    latent = math.prod(activation_shapes(network.encoder)[-1])
     return HeadNoise(
-        layer(LATENT_SIZE, STREAMS * hidden, STREAMS), layer(hidden, atoms), layer(hidden, actions * atoms)
+        layer(latent, streams * network.hidden, streams),
+        layer(network.hidden, atoms) if network.dueling else (),
+        layer(network.hidden, actions * atoms),
     )
 
 
@@ -66,7 +86,7 @@ def scale_gradient(x: Tensor, factor: float) -> Tensor:
     return x * factor + x.detach() * (1 - factor)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | int) -> Tensor:
     """Return x @ weight.T + bias, as F.linear does, but such that the gradient of the weight needs no transposing.
 
     Under vmap F.linear gives that gradient transposed, and laying it out again costs more than computing it.
@@ -97,7 +117,7 @@ def shift_and_add(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tenso
     batch, height, width, _ = x.shape
     taps, rows, columns = kernel // stride, height // stride, width // stride
     high, wide = rows + 2 * padding - taps + 1, columns + 2 * padding - taps + 1
-    blocks = x.reshape(batch, rows, stride, columns, stride, channels)
+    blocks = x[:, : rows * stride, : columns * stride].reshape(batch, rows, stride, columns, stride, channels)
     mixed = weight.reshape(out, channels, taps, stride, taps, stride).permute(2, 4, 0, 1, 3, 5)
     if x.stride(3) == 1:  # a block's channels are laid out in the order in which memory has them
         blocks, mixed = blocks.permute(0, 1, 3, 2, 4, 5), mixed.permute(0, 1, 2, 4, 5, 3)
@@ -130,18 +150,22 @@ class Convolution(nn.Module):
 
 
 class Encoder(nn.Module):
-    """f: observations [B, 4, 84, 84] in [0, 1] (augmentation may exceed it) -> latents [B, 7, 7, 64] in [0, 1]."""
+    """f: observations [B, 4, 84, 84] in [0, 1] (augmentation may exceed it) -> latents [B, H, W, C] in [0, 1]."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.conv1 = Convolution(STACK, 32, 8)
-        self.conv2 = Convolution(32, 64, 4)
-        self.conv3 = Convolution(64, CHANNELS, 3)
+        self.layers: list[tuple[Convolution, int]] = []
+        inputs = STACK
+        for i, (outputs, kernel, stride) in enumerate(ENCODERS[kind], start=1):
+            conv = Convolution(inputs, outputs, kernel)
+            self.add_module(f"conv{i}", conv)
+            self.layers.append((conv, stride))
+            inputs = outputs
 
     def forward(self, x: Tensor, keep: tuple[Tensor, ...] = ()) -> Tensor:
         """Encode; with dropout on, `keep` holds a mask per layer: 0, or 1 / (1 - p)."""
         x = x.permute(0, 2, 3, 1)
-        for i, (conv, stride) in enumerate(((self.conv1, 4), (self.conv2, 2), (self.conv3, 1))):
+        for i, (conv, stride) in enumerate(self.layers):
             x = F.relu(convolve(x, conv.weight, stride) + conv.bias)
             if keep:
                 x = x * keep[i]
@@ -149,33 +173,35 @@ class Encoder(nn.Module):
 
 
 class TransitionModel(nn.Module):
-    """h: (latents [B, 7, 7, 64], planes of actions [B, 7, 7, 64]) -> predicted next latents [B, 7, 7, 64]."""
+    """h: (latents [B, H, W, C], planes of actions [B, H, W, C]) -> predicted next latents [B, H, W, C]."""
 
-    def __init__(self, actions: int) -> None:
+    def __init__(self, latent: tuple[int, int, int], actions: int) -> None:
         super().__init__()
-        self.actions = actions
-        self.conv1 = Convolution(CHANNELS + actions, CHANNELS, 3)
-        self.bn = nn.BatchNorm2d(CHANNELS, track_running_stats=False)
-        self.conv2 = Convolution(CHANNELS, CHANNELS, 3)
+        self.latent, self.actions = latent, actions
+        channels = latent[-1]
+        self.conv1 = Convolution(channels + actions, channels, 3)
+        self.bn = nn.BatchNorm2d(channels, track_running_stats=False)
+        self.conv2 = Convolution(channels, channels, 3)
 
     def planes(self, action: Tensor) -> Tensor:
-        """Return what the first convolution makes of actions [B], with its bias: [B, 7, 7, 64].
+        """Return what the first convolution makes of actions [B], with its bias: [B, H, W, C].
 
         An action counts as one constant plane per possible action, appended to the latent. The planes are not built:
-        convolved, a plane of ones is the sum of the taps inside. With them the matrix product would be 64 + A channels
+        convolved, a plane of ones is the sum of the taps inside. With them the matrix product would be C + A channels
         wide, which is rarely a multiple of what a GPU aligns to.
         """
-        weight = widened(self.conv1.weight[:, CHANNELS:])  # [64, A, 3, 3]
-        inside = F.unfold(weight.new_ones(1, 1, *LATENT[:2]), 3, padding=1)[0]  # [9, 49], 0 where a tap is outside
-        table = inside.T @ weight.permute(2, 3, 1, 0).reshape(9, -1)  # [49, A * 64]
-        table = table.view(-1, self.actions, CHANNELS).transpose(0, 1).flatten(1)  # [A, 49 * 64]
+        *sides, channels = self.latent
+        weight = widened(self.conv1.weight[:, channels:])  # [C, A, 3, 3]
+        inside = F.unfold(weight.new_ones(1, 1, *sides), 3, padding=1)[0]  # [9, H * W], 0 where a tap is outside
+        table = inside.T @ weight.permute(2, 3, 1, 0).reshape(9, -1)  # [H * W, A * C]
+        table = table.view(-1, self.actions, channels).transpose(0, 1).flatten(1)  # [A, H * W * C]
         # Comparing with a range, not F.one_hot: that one reads the data on the host, which no graph can capture.
         one_hot = (action[:, None] == torch.arange(self.actions, device=action.device)).to(table.dtype)
-        return (one_hot @ table).view(-1, *LATENT) + self.conv1.bias
+        return (one_hot @ table).view(-1, *self.latent) + self.conv1.bias
 
     def forward(self, z: Tensor, planes: Tensor) -> Tensor:
         """Predict one step, given what `planes` makes of the actions."""
-        x = F.relu(convolve(z, self.conv1.weight[:, :CHANNELS], padding=1) + planes)
+        x = F.relu(convolve(z, self.conv1.weight[:, : self.latent[-1]], padding=1) + planes)
         # Written out because the library's batch norm wants channels first, and so that its gradient takes two sums.
         variance, mean = torch.var_mean(x, (0, 1, 2), correction=0)
         scale = self.bn.weight * (variance + self.bn.eps).rsqrt()
@@ -186,12 +212,17 @@ class TransitionModel(nn.Module):
 class NoisyLinear(nn.Module):
     """Linear layer with factorised Gaussian noise (Fortunato et al. 2018)."""
 
-    def __init__(self, inputs: int, outputs: int, sigma: float, streams: int = 1) -> None:
-        """Initialise as in that paper; the outputs may be those of several equal layers side by side."""
+    def __init__(self, inputs: int, outputs: int, sigma: float | None, streams: int = 1) -> None:
+        """Initialise as in that paper; the outputs may be those of several equal layers side by side.
+
+        Without a sigma it is a plain linear layer, which has the same initialisation.
+        """
         super().__init__()
         bound = 1 / math.sqrt(inputs)
         self.weight = nn.Parameter(torch.empty(outputs, inputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound))
+        if sigma is None:
+            return
         self.weight_sigma = nn.Parameter(torch.full((outputs, inputs), sigma / math.sqrt(inputs)))
         self.bias_sigma = nn.Parameter(torch.full((outputs,), sigma / math.sqrt(outputs // streams)))
 
@@ -226,32 +257,54 @@ def _signed_root(e: Tensor) -> Tensor:
 
 
 class QHead(nn.Module):
-    """Dueling categorical head: flat latents [B, 3136] -> logits [B, A, Z]; its hidden layer is the projection g."""
+    """Q-head: flat latents [B, L] -> outputs [B, A, Z], in dueling streams or one; its hidden layer projects."""
 
-    def __init__(self, config: NetworkConfig, actions: int) -> None:
+    def __init__(self, config: Config, actions: int) -> None:
         super().__init__()
-        self.actions, self.atoms = actions, config.atoms
-        self.hidden = NoisyLinear(LATENT_SIZE, STREAMS * config.hidden, config.noise, STREAMS)
-        self.value = NoisyLinear(config.hidden, config.atoms, config.noise)
-        self.advantage = NoisyLinear(config.hidden, actions * config.atoms, config.noise)
+        network = config.network
+        self.actions, self.atoms = actions, outputs_per_action(config)
+        self.streams = 2 if network.dueling else 1  # value and advantage, in this order
+        sigma = network.noise if network.noisy else None
+        latent = math.prod(activation_shapes(network.encoder)[-1])
+        self.hidden = NoisyLinear(latent, self.streams * network.hidden, sigma, self.streams)
+        if network.dueling:
+            self.value = NoisyLinear(network.hidden, self.atoms, sigma)
+        self.advantage = NoisyLinear(network.hidden, actions * self.atoms, sigma)
 
-    def forward(self, z: Tensor, noise: HeadNoise) -> Tensor:
-        """Return the logits [G, B, A, Z] of the return of every action, under G draws of noise."""
-        value, advantage = F.relu(self.hidden.unformed(z, noise.hidden)).chunk(STREAMS, -1)
-        return self._dueling(self.value(value, noise.value), self.advantage(advantage, noise.advantage))
+    def forward(self, z: Tensor, noise: Noise) -> Tensor:
+        """Return the outputs [G, B, A, Z] of every action under G draws of noise, or [1, B, A, Z] without any."""
+        if not noise:
+            *value, advantage = F.relu(self.project(z)).chunk(self.streams, -1)
+            return self._joined([self.value.mean(v) for v in value], self.advantage.mean(advantage))[None]
+        *value, advantage = F.relu(self.hidden.unformed(z, noise.hidden)).chunk(self.streams, -1)
+        return self._joined([self.value(v, noise.value) for v in value], self.advantage(advantage, noise.advantage))
 
-    def mean(self, z: Tensor) -> Tensor:
-        """Return the logits [B, A, Z] without noise."""
-        value, advantage = F.relu(self.project(z)).chunk(STREAMS, -1)
-        return self._dueling(self.value.mean(value), self.advantage.mean(advantage))
-
-    def _dueling(self, value: Tensor, advantage: Tensor) -> Tensor:
+    def _joined(self, value: list[Tensor], advantage: Tensor) -> Tensor:
         advantage = advantage.unflatten(-1, (self.actions, self.atoms))
-        return value[..., None, :] + advantage - advantage.mean(-2, keepdim=True)
+        if not value:
+            return advantage
+        return value[0][..., None, :] + advantage - advantage.mean(-2, keepdim=True)
 
     def project(self, z: Tensor) -> Tensor:
-        """g: flat latents [B, 3136] -> projections [B, 2 * hidden], by the mean weights, without ReLU."""
+        """g: flat latents [B, L] -> projections [B, streams * hidden], by the mean weights, without ReLU."""
         return self.hidden.mean(z)
+
+
+class MLP(nn.Module):
+    """CURL's projection: two linear layers, each followed by layer normalisation, with a ReLU between them."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.linear1 = nn.Linear(inputs, _MLP_HIDDEN)
+        self.norm1 = nn.LayerNorm(_MLP_HIDDEN)
+        self.linear2 = nn.Linear(_MLP_HIDDEN, _PROJECTED)
+        self.norm2 = nn.LayerNorm(_PROJECTED)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map flat latents [B, L] to projections [B, 128]."""
+        y = F.relu(self.norm1(linear(z, self.linear1.weight, self.linear1.bias)))
+        projected: Tensor = self.norm2(linear(y, self.linear2.weight, self.linear2.bias))
+        return projected
 
 
 class Networks(nn.Module):
@@ -259,31 +312,51 @@ class Networks(nn.Module):
 
     support: Tensor
 
-    def __init__(self, config: NetworkConfig, actions: int, with_model: bool) -> None:
+    def __init__(self, config: Config, actions: int) -> None:
         super().__init__()
-        self.encoder = Encoder()
+        network = config.network
+        latent = activation_shapes(network.encoder)[-1]
+        self.categorical = config.learner.value == "categorical"
+        self.projection = network.projection
+        self.encoder = Encoder(network.encoder)
         self.head = QHead(config, actions)
-        if with_model:
-            self.transition = TransitionModel(actions)
-            self.predictor = nn.Linear(2 * config.hidden, 2 * config.hidden)
+        if config.transition:
+            self.transition = TransitionModel(latent, actions)
+        if config.targets and network.projection == "mlp":
+            self.mlp = MLP(math.prod(latent))
+            self.predictor = nn.Linear(_PROJECTED, _PROJECTED, bias=False)  # CURL's bilinear form
+        if config.targets and network.projection == "head":
+            size = self.head.streams * network.hidden
+            self.predictor = nn.Linear(size, size)
         # A constant, kept out of the state: every agent of a fleet shares it.
         self.register_buffer(
-            "support", torch.linspace(config.v_min, config.v_max, config.atoms, device="cpu"), persistent=False
+            "support", torch.linspace(network.v_min, network.v_max, network.atoms, device="cpu"), persistent=False
         )
 
-    def predict(self, y: Tensor) -> Tensor:
-        """q: projections [B, 2 * hidden] -> predicted target projections, [B, 2 * hidden]."""
-        return linear(y, self.predictor.weight, self.predictor.bias)
+    def project(self, z: Tensor) -> Tensor:
+        """g: flat latents [B, L] -> what the representation loss compares, [B, D]."""
+        if self.projection == "none":
+            return z
+        projected: Tensor = self.mlp(z) if self.projection == "mlp" else self.head.project(z)
+        return projected
 
-    def forward(self, obs: Tensor, noise: HeadNoise | None = None) -> Tensor:
+    def predict(self, y: Tensor) -> Tensor:
+        """q: projections [B, D] -> predicted target projections, [B, D]."""
+        if self.projection == "none":
+            return y
+        bias = self.predictor.bias
+        return linear(y, self.predictor.weight, 0 if bias is None else bias)
+
+    def q_values(self, outputs: Tensor) -> Tensor:
+        """Return Q-values [...] of the head's outputs [..., Z]."""
+        if not self.categorical:
+            return outputs.squeeze(-1)
+        return expected_value(outputs.softmax(-1), self.support.to(outputs.dtype))
+
+    def forward(self, obs: Tensor, noise: Noise = ()) -> Tensor:
         """Return Q-values [B, A] of observations [B, 4, 84, 84], under one draw of noise or none."""
-        z = self.encoder(obs).flatten(1)
-        if noise is None:
-            logits = self.head.mean(z)
-        else:
-            group = HeadNoise(*(LayerNoise(layer.input[None], layer.output[None]) for layer in noise))
-            logits = self.head(z, group)[0]
-        return expected_value(logits.softmax(-1), self.support)
+        group = tree_map(lambda e: e[None], noise)
+        return self.q_values(self.head(self.encoder(obs).flatten(1), group)[0])
 
 
 def expected_value(probabilities: Tensor, support: Tensor) -> Tensor:

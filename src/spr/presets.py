@@ -6,18 +6,72 @@ from typing import NamedTuple
 from spr.config import Config
 from spr.errors import UserError, did_you_mean
 
+Changes = dict[str, int | float | bool | str]
+
 
 class Preset(NamedTuple):
-    """A named method: one line about it, and the fields in which it differs from `spr`."""
+    """A named method: one line about it, the fields in which it differs from `spr`, and what some games differ by."""
 
     summary: str
-    changes: Mapping[str, int | float]
+    changes: Changes
+    by_game: Mapping[str, Changes] = {}
 
 
-_NO_AUGMENTATION = {"augment.shift": 0, "augment.intensity": 0.0}
-_NO_SPR = {"learner.spr_weight": 0.0, "learner.depth": 0}
+_NO_AUGMENTATION: Changes = {"augment.shift": 0, "augment.intensity": 0.0}
+_NO_SPR: Changes = {"learner.spr_weight": 0.0, "learner.depth": 0}
+_NO_STOP: Changes = {"learner.stop_gradient": False, "learner.tau": 0.0}
+_SPR_NOAUG: Changes = _NO_AUGMENTATION | {"network.dropout": 0.5, "learner.tau": 0.99}
+_CONTRASTIVE: Changes = {"learner.representation": "contrastive"}
 
-_SPR_NOAUG = _NO_AUGMENTATION | {"network.dropout": 0.5, "learner.tau": 0.99}
+_DER: Changes = (
+    _NO_SPR
+    | _NO_AUGMENTATION
+    | {
+        "network.encoder": "data_efficient",
+        "network.noise": 0.1,
+        "replay.n_step": 20,
+        "learner.target_period": 2_000,
+        "schedule.random_steps": 1_600,
+        "schedule.updates_per_step": 1,
+    }
+)
+_OTRAINBOW: Changes = (
+    _NO_SPR
+    | _NO_AUGMENTATION
+    | {
+        "network.noisy": False,
+        "network.dueling": False,
+        "replay.n_step": 3,
+        "learner.double": False,
+        "learner.target_period": 500,
+        "learner.learning_rate": 6.25e-5,
+        "schedule.random_steps": 20_000,
+        "schedule.updates_per_step": 8,
+        "schedule.epsilon_start": 1.0,
+        "schedule.epsilon_end": 0.01,
+        "schedule.epsilon_steps": 50_000,
+    }
+)
+_DRQ: Changes = _NO_SPR | {
+    "network.noisy": False,
+    "replay.exponent": 0.0,  # every priority is 1: uniform replay
+    "learner.value": "huber",
+    "schedule.random_steps": 1_600,
+    "schedule.updates_per_step": 1,
+    "schedule.epsilon_start": 1.0,
+    "schedule.epsilon_end": 0.1,
+    "schedule.epsilon_steps": 5_000,
+    "evaluation.epsilon": 0.05,
+}
+_CURL: Changes = _DER | {
+    "augment.shift": 4,
+    "augment.crop": 80,
+    "augment.rl": False,
+    "network.projection": "mlp",
+    "learner.representation": "bilinear",
+    "learner.spr_weight": 1.0,
+    "learner.tau": 0.999,
+}
 _DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10)
 _TAUS = (0.999, 0.9976, 0.9944, 0.9867, 0.9684, 0.925, 0.8222, 0.5783, 0.0)
 
@@ -26,23 +80,60 @@ _METHODS: Mapping[str, Preset] = {
     "spr_noaug": Preset("SPR without augmentation: dropout and an averaged target encoder instead", _SPR_NOAUG),
     "rainbow": Preset("the controlled Rainbow baseline with augmentation, no SPR loss", _NO_SPR),
     "rainbow_noaug": Preset("the controlled Rainbow baseline without augmentation", _NO_SPR | _NO_AUGMENTATION),
+    "der": Preset("Data-Efficient Rainbow (van Hasselt et al. 2019)", _DER),
+    "otrainbow": Preset("Overtrained Rainbow (Kielak 2020)", _OTRAINBOW),
+    "drq": Preset("DrQ: plain Q-learning on augmented images (Kostrikov et al. 2021)", _DRQ),
+    "drq_eps": Preset(
+        "DrQ with the lower epsilons of Agarwal et al. 2021",
+        _DRQ | {"schedule.epsilon_end": 0.01, "evaluation.epsilon": 0.001},
+    ),
+    "curl": Preset(
+        "CURL: Data-Efficient Rainbow with a contrastive loss between crops (Laskin et al. 2020)",
+        _CURL,
+        {game: {"learner.spr_weight": 0.01} for game in ("pong", "boxing", "private_eye", "freeway")},
+    ),
     "spr_1step": Preset("SPR that predicts a single step ahead", {"learner.depth": 1}),
+    "spr_nontemporal": Preset(
+        "SPR between two views of the same state, without a transition model", {"learner.depth": 0}
+    ),
+    "spr_quadratic": Preset("SPR with squared distances instead of cosines", {"learner.representation": "quadratic"}),
+    "spr_noprojection": Preset(
+        "SPR on the latents themselves: no projection, no predictor", {"network.projection": "none"}
+    ),
+    "spr_nostopgrad": Preset("SPR whose gradients flow into the targets", _NO_STOP),
+    "spr_nostopgrad_noaug": Preset("the same without augmentation", _SPR_NOAUG | _NO_STOP),
+    "contrastive_nontemporal": Preset(
+        "InfoNCE between two views of the same state, instead of SPR", _CONTRASTIVE | {"learner.depth": 0}
+    ),
+    "contrastive_1step": Preset(
+        "InfoNCE with the next state, without a transition model",
+        _CONTRASTIVE | {"learner.depth": 1, "learner.model": False},
+    ),
+    "contrastive_5step": Preset("InfoNCE on the transition model's five predictions", _CONTRASTIVE),
+    "spr_uniformity": Preset(
+        "SPR with a loss that spreads projections over the sphere", {"learner.uniformity_weight": 2.0}
+    ),
 }
 _DEPTH_FIGURE = {
     f"spr_k{k}": Preset(f"depth figure: SPR that predicts {k} ahead", {"learner.depth": k}) for k in _DEPTHS
 }
+_WITH_AND_WITHOUT: tuple[tuple[str, str, Changes], ...] = (
+    ("", "", {}),
+    ("_noaug", ", without augmentation", _SPR_NOAUG),
+)
 _EMA_FIGURE = {
     f"spr_tau_{tau:g}{suffix}": Preset(f"target-encoder figure: tau {tau:g}{words}", changes | {"learner.tau": tau})
-    for suffix, words, changes in (("", "", {}), ("_noaug", ", without augmentation", _SPR_NOAUG))
+    for suffix, words, changes in _WITH_AND_WITHOUT
     for tau in _TAUS
 }
 
 PRESETS: Mapping[str, Preset] = {**_METHODS, **_DEPTH_FIGURE, **_EMA_FIGURE}
 
 
-def preset_config(name: str) -> Config:
-    """Return the full configuration of a preset."""
+def preset_config(name: str, game: str | None = None) -> Config:
+    """Return the full configuration of a preset, as it is for most games or for the given one."""
     if name not in PRESETS:
         hint = did_you_mean(name, PRESETS) or "; 'spr presets' lists them"
         raise UserError(f"unknown preset '{name}'{hint}")
-    return Config().override(PRESETS[name].changes)
+    preset = PRESETS[name]
+    return Config().override({**preset.changes, **preset.by_game.get(game or "", {})})

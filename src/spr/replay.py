@@ -3,7 +3,7 @@
 A slot holds one environment step: the newest frame of its observation, whether that frame begins an episode, the action
 taken and the clipped reward received. "Begins an episode" is all that termination leaves behind: returns, masks and
 stacks stop where a later slot begins. Sequences that would cross a truncation never become eligible.
-Shapes: S agents, C slots, B batch, O observations, K depth, L consecutive frames of a sequence.
+Shapes: S agents, C slots, B batch, O observations, T targets, K depth, L consecutive frames of a sequence.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from spr.config import SIDE, STACK, Config
-from spr.draws import observation_count
 
 _WEIGHT_EPS = 1e-5
 
@@ -26,7 +25,7 @@ class Batch(NamedTuple):
     actions: Tensor  # [S, B, max(K, 1)] a_t ...
     returns: Tensor  # [S, B] n-step return
     discount: Tensor  # [S, B] gamma^n, or 0 when the episode ended within n steps
-    mask: Tensor  # [S, B, K] 1 while no end lies between s_t and s_{t+k}
+    mask: Tensor  # [S, B, T] 1 where no end lies between s_t and the target
     weight: Tensor  # [S, B] importance weight, at most 1
 
 
@@ -50,15 +49,15 @@ class Replay:
         self.fanout = next(f for f in range(2, self.capacity + 2) if f**3 >= self.capacity)
         self.priority = torch.zeros(agents, self.fanout**3, device=device)
 
-        depth, n_step = config.learner.depth, config.replay.n_step
-        seen = observation_count(config)
-        # Observation o starts its stack at frame offsets[o] of the sequence; the last one is the bootstrap.
-        self.offsets = torch.tensor([*range(seen - 1), n_step], device=device)
+        n_step = config.replay.n_step
+        # Observation o starts its stack at frame offsets[o] of the sequence.
+        self.offsets = torch.tensor([steps for steps, _ in config.views], device=device)
         self._window = torch.arange(1 - STACK, config.horizon + 1, device=device)
         self._stack = torch.arange(STACK, device=device)
         self._crossed = torch.arange(n_step, device=device)
         self._powers = config.replay.gamma ** torch.arange(n_step + 1, device=device, dtype=torch.float32)
-        self._depth, self._n_step = depth, n_step
+        self._targets = slice(config.targets[0], config.targets[-1] + 1) if config.targets else slice(0, 0)
+        self._n_step, self._depth = n_step, max(config.learner.depth, 1)
         self._agent = torch.arange(agents, device=device)[:, None]
 
     def append(self, frame: Tensor, first: Tensor, action: Tensor) -> None:
@@ -109,10 +108,10 @@ class Replay:
             start=index,
             frames=self._words[agent, slots].view(torch.uint8).unflatten(-1, (SIDE, SIDE)),
             visible=self._visible(going_on),
-            actions=self.actions[agent, slots[..., STACK - 1 : STACK - 1 + max(self._depth, 1)]],
+            actions=self.actions[agent, slots[..., STACK - 1 : STACK - 1 + self._depth]],
             returns=(rewards * alive[..., :n] * self._powers[:n]).sum(-1),
             discount=alive[..., n] * self._powers[n],
-            mask=alive[..., 1 : self._depth + 1],
+            mask=alive[..., self._targets],
             weight=weight / weight.amax(-1, keepdim=True),
         )
 

@@ -17,7 +17,7 @@ from torch import Size, Tensor
 _SECTIONS = {
     "out": ("head.value.", "head.advantage."),
     "sigma": ("head.hidden.weight_sigma", "head.hidden.bias_sigma"),
-    "averaged": ("encoder.", "head.hidden."),
+    "averaged": ("encoder.", "head.hidden.", "mlp."),
     "model": ("transition.",),
     "predictor": ("predictor.",),
 }
@@ -60,15 +60,10 @@ class Layout:
         assert all(one[1] == two[0] for one, two in pairwise(ranges)), "sections lie apart"
         return slice(ranges[0][0], ranges[-1][1])
 
-    def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """Name the tensors of whole rows [..., P]: [...] and then the tensor's own shape."""
-        return self._named(rows, self._places)
-
-    def averaged(self, rows: Tensor) -> dict[str, Tensor]:
-        """Name the tensors of rows that hold the averaged section alone."""
-        return self._named(rows, [place for place in self._places if place.section == "averaged"])
-
-    def _named(self, rows: Tensor, places: list[_Place]) -> dict[str, Tensor]:
+    def views(self, rows: Tensor, *sections: str) -> dict[str, Tensor]:
+        """Name the tensors of rows [..., P] that hold all sections, or the given ones: [...], then its own shape."""
+        wanted = sections or tuple(_SECTIONS)
+        places = [place for place in self._places if place.section in wanted]
         # One split rather than many slices: its gradient is one concatenation.
         parts = rows.split([place.size for place in places], -1)
         lead = rows.shape[:-1]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spr.actor import Actor
 from spr.config import SIDE, Config
-from spr.draws import Dice
+from spr.draws import Dice, Numbers
 from spr.envs import Envs, Frames, Step, seeds_for
 from spr.errors import UserError
 from spr.graphs import Inbox, Outbox, captured, compiled
@@ -82,6 +82,7 @@ def train(fleet: Fleet) -> Iterator[Tick]:
                 f"no sequence of {config.replay.n_step} steps without a time limit in the first {step:,} steps: "
                 "set a smaller replay.n_step, or give the environment a longer limit"
             )
+        turn.epsilon.fill_(epsilon_at(config, step))
         turn.choose(greedy=learning)
         # Learning needs the frame of this step but not what comes of it (see Replay.append): a GPU learns while the
         # host waits for the actions and the environments step, and nothing is reordered by that.
@@ -106,6 +107,13 @@ def train(fleet: Fleet) -> Iterator[Tick]:
         yield Tick(done, games.recent(), rows)
 
 
+def epsilon_at(config: Config, step: int) -> float:
+    """Return the probability of a random action: a straight line from the first step of learning, then constant."""
+    schedule = config.schedule
+    share = min(1.0, max(0.0, (step - schedule.random_steps) / schedule.epsilon_steps))
+    return schedule.epsilon_start + (schedule.epsilon_end - schedule.epsilon_start) * share
+
+
 class Turn:
     """A step of a fleet as the device sees it: what came of the last action, a new frame, an action, both stored."""
 
@@ -123,6 +131,7 @@ class Turn:
             },
         )
         self._outbox = Outbox(device)
+        self.epsilon = torch.zeros((), device=device)
         self._seen = compiled(self._see, device)
         self._greedy = captured(lambda: self._seen(fleet.dice.roll_action(), None), device, fleet.dice.generators)
 
@@ -146,13 +155,14 @@ class Turn:
         self._fleet.replay.settle(self._inbox["reward"], self._inbox["truncated"])
 
     @torch.no_grad()
-    def _see(self, noise: Tensor | None, action: Tensor | None) -> Tensor:
-        """See the newest frame and store it with the action taken, [S]: the given one, or the best under the noise."""
+    def _see(self, numbers: Numbers | None, action: Tensor | None) -> Tensor:
+        """See the newest frame and store it with the action taken, [S]: the given one, or the best by these numbers."""
         fleet, frame, first = self._fleet, self._inbox["frame"], self._inbox["first"]
         fleet.actor.observe(frame[:, None], first[:, None])
         if action is None:
-            assert noise is not None
-            action = fleet.actor.greedy(fleet.state.params, fleet.dice.head_noise(noise))
+            assert numbers is not None
+            action = fleet.actor.greedy(fleet.state.params, fleet.dice.head_noise(numbers.normal))
+            action = fleet.dice.explored(action, numbers, self.epsilon)
         fleet.replay.append(frame, first, action[:, 0])
         return action[:, 0]
 
