@@ -10,6 +10,8 @@ import time
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from spr import runs
 from spr.cli import main
@@ -40,6 +42,7 @@ def test_a_whole_run_from_training_to_evaluation(tmp_path, capsys):
             "config.json",
             "metrics.jsonl",
             "result.json",
+            "times.jsonl",
         ]
         result = json.loads((folder / "result.json").read_text())
         assert result["preset"] == "spr"
@@ -126,7 +129,7 @@ def test_only_the_benchmark_bears_its_name(game, changes, name, tmp_path):
         (["trian", "catch"], "invalid choice: 'trian'"),
         ([], "required: COMMAND"),
         (["presets", "sp"], "unknown preset 'sp'"),
-        (["evaluate", "nowhere"], "nowhere is not a run's folder"),
+        (["evaluate", "nowhere"], "nowhere is neither a run's folder"),
         (["bench", "--agents", "0"], "--agents takes numbers of at least 1"),
     ],
 )
@@ -191,7 +194,7 @@ def test_a_fleet_is_created_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runs, "_write_json", full_disk)
     assert tiny(tmp_path, "--seeds", "0", "1") == 2
     assert "No space left on device" in capsys.readouterr().err
-    assert list((tmp_path / "spr/catch").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_evaluating_a_damaged_run_is_refused(tmp_path, capsys):
@@ -227,7 +230,8 @@ def test_a_stopped_run_leaves_an_agent_that_can_be_played(number, tmp_path):
     assert err == ""
     assert "stopped after" in out
     folder = metrics.parent
-    assert sorted(p.name for p in folder.iterdir()) == ["agent.safetensors", "config.json", "metrics.jsonl"]
+    names = {p.name.split("-")[0] for p in folder.iterdir()}
+    assert names == {"agent.safetensors", "config.json", "metrics.jsonl", "times.jsonl", "checkpoint"}
     assert main(["evaluate", str(folder), "--episodes", "1"]) == 0
 
 
@@ -238,6 +242,7 @@ def test_help_explains_every_option(capsys):
         assert stop.value.code == 0
     shown = capsys.readouterr().out
     options = "--preset --seeds --steps --device --out --overwrite --set --episodes --seed --json --agents --game"
+    options += " --resume --checkpoint-every --precision"
     assert all(option in shown for option in options.split())
 
 
@@ -267,3 +272,50 @@ def test_bench_gives_json(capsys):
     assert row["step_ms"] > 0
     shares = [row[f"share_{part}"] for part in ("update", "action", "environment")]
     assert all(0 <= share <= 1 for share in shares)
+
+
+def test_an_exported_agent_is_one_file_that_plays_the_same(tmp_path, capsys):
+    assert tiny(tmp_path) == 0
+    folder, file = tmp_path / "spr/catch/seed-0", tmp_path / "agent.safetensors"
+    assert main(["export", str(folder), str(file)]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(file), "--json", "--device", "cpu"]) == 0
+    result = json.loads((folder / "result.json").read_text())
+    assert json.loads(capsys.readouterr().out)["episodes"] == result["episodes"]
+    with safe_open(file, "pt") as agent:
+        told = json.loads(agent.metadata()["spr"])
+    assert told["episodes"] == result["episodes"]
+    assert told["config"] == result["config"]
+    assert main(["export", str(folder), str(file)]) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda w: w | {"head.hidden.bias": torch.zeros(7)},
+            "'head.hidden.bias' is not what its configuration asks for",
+        ),
+        (lambda w: w | {"extra": torch.zeros(7)}, "'extra' is not what its configuration asks for"),
+        (lambda w: {n: t for n, t in w.items() if n != "encoder.conv2.weight"}, "'encoder.conv2.weight' is not what"),
+        (lambda w: {n: t.double() for n, t in w.items()}, "is not what its configuration asks for"),
+        (lambda w: w | {"head.advantage.bias": torch.zeros(51 * 5000)}, "5,000 actions is not believable"),
+    ],
+)
+def test_weights_that_do_not_fit_their_configuration_are_refused(change, message, tmp_path, capsys):
+    assert tiny(tmp_path) == 0
+    folder = tmp_path / "spr/catch/seed-0"
+    weights = load_file(folder / "agent.safetensors")
+    save_file(change(weights), folder / "agent.safetensors")
+    capsys.readouterr()
+    assert main(["evaluate", str(folder)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_agent_of_another_game_is_refused(tmp_path, capsys):
+    assert tiny(tmp_path) == 0
+    file = tmp_path / "spr/catch/seed-0/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"game": "breakout"}))
+    assert main(["evaluate", str(file.parent), "--episodes", "1"]) == 2
+    assert "3 actions, but breakout has 4" in capsys.readouterr().err

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from spr.config import Config, fields, from_dict, parse_override
 from spr.errors import UserError
@@ -180,3 +182,26 @@ def test_override_texts_take_their_fields_type():
     assert parse_override("learner.depth=3") == ("learner.depth", 3)
     assert parse_override("network.noisy=off") == ("network.noisy", False)
     assert parse_override("network.encoder=data_efficient") == ("network.encoder", "data_efficient")
+
+
+def values(entry):
+    """Everything that a field may be."""
+    if entry.kind is bool:
+        return st.booleans()
+    if entry.kind is str:
+        return st.sampled_from(entry.names())
+    if entry.kind is int:
+        return st.integers(int(entry.low), int(entry.high))
+    return st.floats(entry.low, entry.high)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_any_configuration_that_is_valid_survives_saving_and_loading(data):
+    chosen = data.draw(st.lists(st.sampled_from(fields()), unique=True, max_size=8))
+    changes = {entry.name: data.draw(values(entry), label=entry.name) for entry in chosen}
+    try:
+        config = Config().override(changes)
+    except UserError:
+        return  # an impossible combination
+    assert from_dict(json.loads(json.dumps(config.to_dict()))) == config

@@ -5,7 +5,6 @@ import json
 import platform
 import shutil
 import sys
-import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -14,22 +13,17 @@ from typing import Any, NoReturn
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from spr import __version__, bench, runs
 from spr.config import Config, fields, parse_override
-from spr.display import Bar, StopRequest
-from spr.envs import known_games, make, rom_problem
+from spr.envs import known_games, rom_problem
 from spr.errors import UserError, did_you_mean
-from spr.evaluate import play
 from spr.games import game_names, normalised, reference_table
-from spr.machine import DEVICES, choose_device, choose_precision, device_name, free_memory, product_dtype, tune
+from spr.machine import DEVICES, choose_device, choose_precision, device_name, free_memory, tune
 from spr.presets import PRESETS, preset_config
 from spr.replay import memory_needed
-from spr.representations import known as known_representations
-from spr.train import Fleet, Tick, assemble, train
+from spr.session import INTERRUPTED, Order, carry_out, show_games
 
-_INTERRUPTED = 130
 _PRECISION_HELP = "of matrix products while learning: fp32, tf32 or bf16 (default: auto, bf16 on a GPU, fp32 on a CPU)"
 
 
@@ -61,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"spr: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("spr: stopped at once; the run's folder has no result", file=sys.stderr)
-        return _INTERRUPTED
+        print("spr: stopped at once; --resume goes on from the last checkpoint", file=sys.stderr)
+        return INTERRUPTED
     return code
 
 
@@ -87,6 +81,14 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--precision", default="auto", help=_PRECISION_HELP)
     one.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds all runs (default: runs)")
     one.add_argument("--overwrite", action="store_true", help="replace runs that are already in the way")
+    one.add_argument("--resume", action="store_true", help="go on where runs were cut off; finished ones are skipped")
+    one.add_argument(
+        "--checkpoint-every",
+        type=int,
+        default=5_000,
+        metavar="N",
+        help="steps between two checkpoints; 0 keeps one only when stopped (default: 5,000)",
+    )
     one.add_argument(
         "--set",
         action="append",
@@ -97,7 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     one.set_defaults(run=_train)
 
     two = commands.add_parser("evaluate", help="play whole games with a trained agent", description=_evaluate.__doc__)
-    two.add_argument("folder", type=Path, metavar="RUN", help="a run's folder, such as runs/spr/pong/seed-0")
+    two.add_argument(
+        "folder", type=Path, metavar="RUN", help="a run's folder, such as runs/spr/pong/seed-0, or an exported agent"
+    )
     two.add_argument("--episodes", type=int, metavar="N", help="games to play (default: the run's own, 100)")
     two.add_argument("--seed", type=int, metavar="N", help="seed of the games (default: the run's own)")
     two.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
@@ -119,6 +123,11 @@ def _parser() -> argparse.ArgumentParser:
     four.add_argument("--json", action="store_true", help="print JSON instead of a table")
     four.set_defaults(run=_bench)
 
+    six = commands.add_parser("export", help="write a run's agent to one file", description=_export.__doc__)
+    six.add_argument("folder", type=Path, metavar="RUN", help="a run's folder, such as runs/spr/pong/seed-0")
+    six.add_argument("file", type=Path, metavar="FILE", help="the file to write, such as agent.safetensors")
+    six.set_defaults(run=_export)
+
     five = commands.add_parser("doctor", help="say what works on this machine", description=_doctor.__doc__)
     five.set_defaults(run=_doctor)
     return parser
@@ -129,77 +138,24 @@ def _train(args: argparse.Namespace, console: Console) -> int:
     changes = dict(parse_override(text) for text in args.set)
     if args.steps is not None:
         changes["schedule.steps"] = args.steps
-    config = preset_config(args.preset, args.game).override(changes)
-    seeds = _seeds(args.seeds)
+    if args.resume and args.overwrite:
+        raise UserError("--resume goes on with a run and --overwrite begins it anew: choose one")
+    if args.checkpoint_every < 0:
+        raise UserError("--checkpoint-every takes a number of steps, or 0 for none")
     device = choose_device(args.device)
     precision = choose_precision(args.precision, device)
     tune(device, precision)
-    _refuse_too_large(config, len(seeds), device)
-    paths = [runs.folder(args.out, args.preset, args.game, seed) for seed in seeds]
-    runs.refuse_taken(paths, args.overwrite)
-    envs = make(args.game, len(seeds))
-    try:
-        mine = [
-            runs.Run(path, args.preset, args.game, seed, config, envs.protocol)
-            for path, seed in zip(paths, seeds, strict=True)
-        ]
-        fleet = assemble(config, envs, seeds, device, product_dtype(precision))
-        runs.create(mine)
-        console.print(f"{args.preset} on {args.game}, seeds {' '.join(map(str, seeds))}, {device_name(device)}")
-        steps, seconds = _learn(console, fleet, mine)
-        for i, run in enumerate(mine):
-            runs.save_agent(run, {name: p[i] for name, p in fleet.state.params.items()})
-    finally:
-        envs.close()
-    if steps < config.schedule.steps:
-        console.print(f"stopped after {steps:,} steps; the agent so far can be played: spr evaluate {paths[0]}")
-        return _INTERRUPTED
-    trained = {"train_seconds": round(seconds, 1), "precision": precision}
-    _summary(console, args.out, _judge(console, fleet, mine, trained))
-    return 0
-
-
-def _refuse_too_large(config: Config, agents: int, device: torch.device) -> None:
-    need, free = memory_needed(config, agents), free_memory(device)
-    if need > free:
-        raise UserError(
-            f"the replay of {agents} agents takes {need / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free "
-            f"on the {device.type}: train fewer seeds at once, or set a smaller replay.capacity"
-        )
-
-
-def _learn(console: Console, fleet: Fleet, mine: Sequence[runs.Run]) -> tuple[int, float]:
-    """Train to the end, or until somebody asks to stop; return the steps made and the seconds they took."""
-    began = time.monotonic()
-    last: list[dict[str, Any]] = []
-    with StopRequest() as stop, Bar(console, "training", fleet.config.schedule.steps, "steps") as bar:
-        for tick in train(fleet):
-            last = tick.rows or last
-            bar.show(tick.step, _figures(tick, last))
-            if tick.rows:
-                for run, row in zip(mine, tick.rows, strict=True):
-                    runs.log(run, row | {"seconds": round(time.monotonic() - began, 3)})
-            if stop.check():
-                break
-    return tick.step, time.monotonic() - began
-
-
-def _judge(console: Console, fleet: Fleet, mine: Sequence[runs.Run], trained: dict[str, Any]) -> list[dict[str, Any]]:
-    """Play the evaluation's games and store the results; where no random score is published, measure one beside."""
-    began = time.monotonic()
-    config, game, params = fleet.config, mine[0].game, dict(fleet.state.params)
-    episodes = _play(console, config, game, params, fleet.seeds)
-    measured: dict[str, Any] = {
-        **trained,
-        "eval_seconds": round(time.monotonic() - began, 1),
-        "agents_together": len(mine),
-        "device": device_name(fleet.device),
-    }
-    extra: list[dict[str, Any]] = [{} for _ in mine]
-    if normalised(game, 0.0) is None:
-        chance = _play(console, config, game, params, fleet.seeds, epsilon=1.0)
-        extra = [{"random_score": sum(scores) / len(scores)} for scores in chance]
-    return [runs.save_result(run, e, measured | x) for run, e, x in zip(mine, episodes, extra, strict=True)]
+    order = Order(
+        preset=args.preset,
+        game=args.game,
+        seeds=tuple(_seeds(args.seeds)),
+        config=preset_config(args.preset, args.game).override(changes),
+        device=device,
+        precision=precision,
+        out=args.out,
+        checkpoint_every=args.checkpoint_every,
+    )
+    return carry_out(order, console, resume=args.resume, overwrite=args.overwrite)
 
 
 def _evaluate(args: argparse.Namespace, console: Console) -> int:
@@ -212,7 +168,7 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
     seed = run.seed if args.seed is None else _seeds([args.seed])[0]
     params = {name: tensor[None].to(device) for name, tensor in weights.items()}
     quiet = Console(stderr=True) if args.json else console
-    scores = _play(quiet, config, run.game, params, [seed])[0]
+    scores = show_games(quiet, config, run.game, params, [seed])[0]
     mean = sum(scores) / len(scores)
     human = normalised(run.game, mean)
     if args.json:
@@ -220,6 +176,13 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
         return 0
     judged = "" if human is None else f", human-normalised {human:.3f}"
     console.print(f"{run.game}: mean score {mean:,.2f} over {len(scores)} games{judged}", highlight=False)
+    return 0
+
+
+def _export(args: argparse.Namespace, console: Console) -> int:
+    """Write one file that holds an agent's weights, its configuration and its scores; `spr evaluate FILE` plays it."""
+    runs.export(args.folder, args.file)
+    console.print(f"{args.file}: {args.file.stat().st_size / 2**20:.1f} MiB", highlight=False)
     return 0
 
 
@@ -319,49 +282,3 @@ def _seeds(seeds: Sequence[int]) -> list[int]:
     if twice:
         raise UserError(f"seed {twice[0]} is given twice: each agent of a fleet needs its own")
     return list(seeds)
-
-
-def _figures(tick: Tick, rows: list[dict[str, Any]]) -> str:
-    """Return the recent score (mean over the fleet) and losses of the last row."""
-    scores = [score for score in tick.scores if score is not None]
-    parts = [f"score {sum(scores) / len(scores):,.1f}"] if scores else []
-    for name in ("rl", *known_representations()):
-        values = [row[name] for row in rows if name in row]
-        parts += [f"{name} {sum(values) / len(values):.2f}"] if values else []
-    return "  ".join(parts)
-
-
-def _play(
-    console: Console,
-    config: Config,
-    game: str,
-    params: dict[str, Tensor],
-    seeds: Sequence[int],
-    epsilon: float | None = None,
-) -> list[list[float]]:
-    title = "evaluating" if epsilon is None else "a random agent"
-    total = config.evaluation.episodes * len(seeds)
-    with Bar(console, title, total, "games") as bar:
-        for playing in play(config, game, params, seeds, epsilon):
-            bar.show(playing.finished)
-    return [[score for score in games if score is not None] for games in playing.scores]
-
-
-def _summary(console: Console, out: Path, results: Sequence[dict[str, Any]]) -> None:
-    table = Table(box=None, header_style="bold")
-    reference = "human-normalised" if results[0]["human_normalised"] is not None else "random agent"
-    for column in ("game", "seed", "mean score", "games", reference, "training", "evaluation"):
-        table.add_column(column, justify="right")
-    for result in results:
-        human, chance = result["human_normalised"], result.get("random_score")
-        table.add_row(
-            result["game"],
-            str(result["seed"]),
-            f"{result['score']:,.2f}",
-            str(len(result["episodes"])),
-            f"{human:.3f}" if human is not None else f"{chance:,.2f}",
-            f"{result['train_seconds']:,.0f} s",
-            f"{result['eval_seconds']:,.0f} s",
-        )
-    console.print(table)
-    console.print(f"stored under {out}", highlight=False)

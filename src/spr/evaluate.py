@@ -11,7 +11,9 @@ from torch import Tensor
 from spr.actor import Actor
 from spr.config import SIDE, Config
 from spr.envs import make, seeds_for
+from spr.errors import UserError
 from spr.graphs import Inbox, Outbox, captured
+from spr.networks import outputs_per_action
 
 _TABLES = 20  # games of one agent that are played at the same time
 _THREADS = 4  # that step the environments of one group, at most
@@ -46,7 +48,10 @@ def play(
         # An emulator takes a tenth of a second to start, and part of that can be done for several at once.
         with ThreadPoolExecutor(_THREADS) as pool:
             groups += pool.map(lambda table: _Group(game, seeds, table, tables, scores), range(tables))
-        table = _Table(config, groups[0].envs.actions, params, (agents, tables))
+        actions, learnt = groups[0].envs.actions, params["head.advantage.bias"].shape[-1] // outputs_per_action(config)
+        if learnt != actions:
+            raise UserError(f"this agent chooses between {learnt} actions, but {game} has {actions}")
+        table = _Table(config, actions, params, (agents, tables))
         while groups:
             for group in groups:
                 table.frame[:, group.table] = group.frame

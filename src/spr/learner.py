@@ -69,6 +69,7 @@ class Learner:
         self._product = product or dtype
         # On a CPU the library's own fused Adam; on a GPU its plain one, which the compiler fuses with clipping.
         self._fused = device.type == "cpu"
+        self.losses, self.has_targets = list(config.weights), bool(config.targets)
         self._averages = bool(config.targets) and config.learner.tau > 0
         self._copies = config.learner.target_period > 1
         with torch.device("meta"):
@@ -127,7 +128,7 @@ class Learner:
         means = {name: value.mean(-1) for name, value in terms.losses.items()}
         norms = {
             f"norm_{group}": torch.linalg.vector_norm(grads[:, columns], dim=1)
-            for group, columns in self._clipped().items()
+            for group, columns in self.clip_groups().items()
         }
         return grads, {"loss": loss, **means, **terms.watched, **norms}
 
@@ -160,7 +161,7 @@ class Learner:
         kept = weight.dim() == 1 or name.startswith(("head.value.", "head.advantage."))
         return weight if kept else weight.to(self._product)
 
-    def _clipped(self) -> dict[str, slice]:
+    def clip_groups(self) -> dict[str, slice]:
         """Return the columns of each clip group that this agent has."""
         columns = {group: self.layout.columns(*sections) for group, sections in _CLIP_GROUPS.items()}
         return {group: part for group, part in columns.items() if part.start < part.stop}
@@ -172,7 +173,7 @@ class Learner:
         The moving average is theta_m <- tau * theta_m + (1 - tau) * theta_o; the RL target is copied once a period.
         """
         learner = self._config.learner
-        for group, columns in self._clipped().items():
+        for group, columns in self.clip_groups().items():
             grads[:, columns] *= (learner.clip / (watched[f"norm_{group}"] + 1e-6)).clamp(max=1)[:, None]
         adam(
             [state.weights],
@@ -233,6 +234,23 @@ class Updates:
         self._sums.zero_()
         self._made = 0
         return dict(zip(self._names, columns, strict=True))
+
+    def names(self) -> list[str]:
+        """Return the names of what is watched."""
+        norms = [f"norm_{group}" for group in self._learner.clip_groups()]
+        seen = ["value", *(["cosine", "spread"] if self._learner.has_targets else [])]
+        return ["loss", *self._learner.losses, *seen, *norms]
+
+    def watched(self) -> tuple[list[str], Tensor, int]:
+        """Return the names, sums [W, S] and number of updates behind the next means, for a checkpoint."""
+        if self._sums is None:
+            return [], torch.zeros(0, len(self._dice.generators)), 0
+        return self._names, self._sums.cpu(), self._made
+
+    def restore(self, names: list[str], sums: Tensor, made: int) -> None:
+        """Take up what `watched` returned."""
+        if names:
+            self._names, self._sums, self._made = names, sums.to(self._dice.device), made
 
     def _update(self) -> None:
         grads, watched = self._prepare(self._dice.roll())

@@ -3,24 +3,30 @@
 A run lives in OUT/PRESET/GAME/seed-N. Only `metrics.jsonl` grows, line by line.
 """
 
+import fcntl
 import json
+import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from spr import __version__
 from spr.config import STACK, Config, from_dict
 from spr.errors import UserError
 from spr.games import game_names, normalised
+from spr.networks import Networks, outputs_per_action
 
-_KNOWN = ("config.json", "metrics.jsonl", "agent.safetensors", "result.json")
+_KNOWN = ("config.json", "metrics.jsonl", "times.jsonl", "agent.safetensors", "result.json")
+_LARGEST_DESCRIPTION = 2**22  # bytes
+_MOST_ACTIONS = 4096
 _FILES = {"config.json": "it is not a run's folder", "agent.safetensors": "its agent was not saved"}
 
 
@@ -74,41 +80,136 @@ def refuse_taken(paths: Sequence[Path], overwrite: bool) -> None:
             continue
         except OSError as error:
             raise _unusable(path, error) from error
-        foreign = [name for name in found if name.removesuffix(".part") not in _KNOWN]
+        foreign = [name for name in found if not _ours(name)]
         if foreign:
             raise UserError(f"{path} holds {foreign[0]}, which is no part of a run: choose another --out")
         if found and not overwrite:
             kind = "a finished" if "result.json" in found else "an unfinished"
-            raise UserError(f"{path} holds {kind} run: choose another --out or seed, or replace it with --overwrite")
+            raise UserError(
+                f"{path} holds {kind} run: go on with --resume, replace it with --overwrite, or choose another --out"
+            )
+
+
+@contextmanager
+def locked(paths: Sequence[Path]) -> Iterator[None]:
+    """Keep runs for this process alone; a process that is gone holds nothing.
+
+    The locks lie beside the folders, and leave nothing behind: no file, and no folder that would stay empty.
+    """
+    with ExitStack() as held:
+        for path in paths:
+            lock = path.parent / f".{path.name}.lock"
+            missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = _lock(lock)
+            except BlockingIOError:
+                raise UserError(f"another process is working on {path}: wait for it, or stop it") from None
+            except OSError as error:
+                raise _unusable(path, error) from error
+            held.callback(_unlock, lock, file, missing)
+        yield
+
+
+def _lock(lock: Path) -> IO[str]:
+    """Open and lock a file that is still the one with that name: its last holder may have removed it meanwhile."""
+    while True:
+        file = lock.open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock.exists() and os.fstat(file.fileno()).st_ino == lock.stat().st_ino:
+                return file
+        except OSError:
+            file.close()
+            raise
+        file.close()
+
+
+def _unlock(lock: Path, file: IO[str], folders: Sequence[Path]) -> None:
+    lock.unlink(missing_ok=True)
+    file.close()
+    for folder in folders:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def finished(path: Path) -> bool:
+    """Say whether a run has its result."""
+    return (path / "result.json").is_file()
+
+
+def begun(run: Run) -> bool:
+    """Say whether a run's folder holds this very run; one with another configuration is refused."""
+    try:
+        data = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        raise UserError(f"{run.path / 'config.json'} can't be read: {' '.join(str(error).split())}") from error
+    mine = json.loads(json.dumps(_description(run)))
+    for name in ("preset", "game", "seed", "environment", "config"):
+        if not isinstance(data, dict) or data.get(name) != mine[name]:
+            raise UserError(f"{run.path} holds a run with another {name}: --resume goes on with the same settings only")
+    return True
+
+
+def rewind(run: Run, step: int) -> None:
+    """Forget the lines of metrics after a step, and a last one that is torn."""
+    for name in ("metrics.jsonl", "times.jsonl"):
+        path = run.path / name
+        if not path.exists():
+            continue
+        kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
+        _replace(path, "".join(line + "\n" for line in kept).encode())
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _ours(name: str) -> bool:
+    plain = name.removesuffix(".part")
+    return plain in _KNOWN or plain.removesuffix(".spr").startswith("checkpoint-")
 
 
 def create(runs: Sequence[Run]) -> None:
     """Make the runs' folders with their config.json, all or none; whatever one held before is gone."""
     made: list[Path] = []
     for run in runs:
-        description = {
-            "preset": run.preset,
-            "game": run.game,
-            "seed": run.seed,
-            "version": __version__,
-            "environment": run.environment,
-            "config": run.config.to_dict(),
-        }
         try:
             if run.path.exists():
                 shutil.rmtree(run.path)
             run.path.mkdir(parents=True)
             made.append(run.path)
-            _write_json(run.path / "config.json", description)
+            _write_json(run.path / "config.json", _description(run))
         except OSError as error:
             for path in made:
                 shutil.rmtree(path, ignore_errors=True)
             raise _unusable(run.path, error) from error
 
 
-def log(run: Run, row: dict[str, Any]) -> None:
-    """Append one line to metrics.jsonl."""
-    with (run.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+def _description(run: Run) -> dict[str, Any]:
+    return {
+        "preset": run.preset,
+        "game": run.game,
+        "seed": run.seed,
+        "version": __version__,
+        "environment": run.environment,
+        "config": run.config.to_dict(),
+    }
+
+
+def log(run: Run, row: dict[str, Any], seconds: float) -> None:
+    """Append a line to metrics.jsonl, and its time to times.jsonl: the first is the same whenever a run is made."""
+    _append(run.path / "metrics.jsonl", row)
+    _append(run.path / "times.jsonl", {"step": row["step"], "seconds": round(seconds, 3)})
+
+
+def _append(path: Path, row: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
 
 
@@ -139,19 +240,71 @@ def save_result(run: Run, episodes: Sequence[float], measured: dict[str, Any]) -
 
 
 def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
-    """Read a run's description and its agent's weights; loading never runs code from a file."""
-    if not path.is_dir():
-        raise UserError(f"{path} is not a run's folder, such as runs/spr/pong/seed-0")
-    for name, meaning in _FILES.items():
-        if not (path / name).is_file():
-            raise UserError(f"{path} has no {name}: {meaning}")
+    """Read a run's description and its agent's weights, from its folder or from an exported file.
+
+    Loading never runs code from a file. Names, shapes and sizes are checked against the configuration before any weight
+    is read.
+    """
+    if path.is_dir():
+        for name, meaning in _FILES.items():
+            if not (path / name).is_file():
+                raise UserError(f"{path} has no {name}: {meaning}")
+    elif not path.is_file():
+        raise UserError(f"{path} is neither a run's folder, such as runs/spr/pong/seed-0, nor an exported agent")
     try:
-        data = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        run = Run(path, data["preset"], data["game"], int(data["seed"]), from_dict(data["config"]), data["environment"])
-        weights = load_file(path / "agent.safetensors")
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        file = path / "agent.safetensors" if path.is_dir() else path
+        with safe_open(file, "pt") as agent:
+            said = _said(path / "config.json") if path.is_dir() else (agent.metadata() or {}).get("spr", "")
+            data = json.loads(said)
+            run = Run(
+                path, data["preset"], data["game"], int(data["seed"]), from_dict(data["config"]), data["environment"]
+            )
+            _check_weights(agent, run.config, file.stat().st_size)
+            weights = {name: agent.get_tensor(name) for name in agent.keys()}  # noqa: SIM118 - it is no mapping
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise UserError(f"{path} can't be read: {type(error).__name__}: {' '.join(str(error).split())}") from error
-    return run, {name: tensor.to(torch.float32) for name, tensor in weights.items()}
+    return run, weights
+
+
+def _said(path: Path) -> str:
+    """Read a description; a real one is a few kilobytes."""
+    if path.stat().st_size > _LARGEST_DESCRIPTION:
+        raise UserError(f"{path} is too large to be a run's description")
+    return path.read_text(encoding="utf-8")
+
+
+def _check_weights(agent: Any, config: Config, size: int) -> None:
+    """Compare an open file's tensors with what the configuration asks for."""
+    outputs = agent.get_slice("head.advantage.bias").get_shape()[0]
+    actions = max(1, outputs // outputs_per_action(config))
+    if actions > _MOST_ACTIONS:
+        raise UserError(f"an agent with {actions:,} actions is not believable")
+    with torch.device("meta"):
+        expected = {name: list(p.shape) for name, p in Networks(config, actions).named_parameters()}
+    found = {name: agent.get_slice(name) for name in agent.keys()}  # noqa: SIM118
+    shapes = {name: piece.get_shape() for name, piece in found.items() if piece.get_dtype() == "F32"}
+    if shapes != expected:
+        wrong = sorted(name for name in found.keys() | expected.keys() if shapes.get(name) != expected.get(name))
+        raise UserError(f"the agent's '{wrong[0]}' is not what its configuration asks for")
+    if size > 4 * sum(math.prod(shape) for shape in expected.values()) + _LARGEST_DESCRIPTION:
+        raise UserError("the agent's file is larger than its weights")
+
+
+def export(path: Path, target: Path) -> None:
+    """Write one file that holds a run's agent, its configuration and its scores."""
+    run, weights = load(path)
+    if not path.is_dir():
+        raise UserError(f"{path} is an exported agent already: copy it")
+    if target.exists():
+        raise UserError(f"{target} is there already: choose another name")
+    told = _description(run)
+    if finished(path):
+        result = json.loads(_said(path / "result.json"))
+        told |= {name: result[name] for name in ("score", "human_normalised", "episodes", "protocol", "precision")}
+    try:
+        _replace(target, save(weights, {"format": "pt", "spr": json.dumps(told)}))
+    except OSError as error:
+        raise _unusable(target, error) from error
 
 
 def _unusable(path: Path, error: OSError) -> UserError:

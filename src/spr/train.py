@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spr.actor import Actor
+from spr.checkpoint import Checkpoint, Spec
 from spr.config import SIDE, Config
 from spr.draws import Dice, Numbers
 from spr.envs import Envs, Frames, Step, seeds_for
@@ -67,44 +68,145 @@ def assemble(
 
 def train(fleet: Fleet) -> Iterator[Tick]:
     """Train a fleet to the end of its schedule, one tick per environment step; its state is changed in place."""
-    config, envs = fleet.config, fleet.envs
-    schedule, agents = config.schedule, len(fleet.seeds)
-    games = _Games(agents, envs.actions)
-    update = Updates(fleet.learner, fleet.state, fleet.replay, fleet.dice)
-    turn = Turn(fleet)
-    every = max(1, schedule.steps // _ROWS)
+    return Training(fleet).ticks()
 
-    turn.start(envs.reset([seeds_for(seed, "train", 1)[0] for seed in fleet.seeds]))
-    for step in range(schedule.steps):
-        learning = step >= schedule.random_steps
-        if step == schedule.random_steps and not fleet.replay.drawable():
-            raise UserError(
-                f"no sequence of {config.replay.n_step} steps without a time limit in the first {step:,} steps: "
-                "set a smaller replay.n_step, or give the environment a longer limit"
+
+class Training:
+    """A fleet on its way: the loop, and all that a checkpoint has to hold of it between two steps."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        """Stand before the first step."""
+        steps, agents = fleet.config.schedule.steps, len(fleet.seeds)
+        self.fleet = fleet
+        self.step = 0
+        self._update = Updates(fleet.learner, fleet.state, fleet.replay, fleet.dice)
+        self._turn = Turn(fleet)
+        self._games = _Games(agents, fleet.envs.actions)
+        self._every = max(1, steps // _ROWS)
+        # What was done and what came of it: an environment that repeats itself needs no more to be restored.
+        self._actions = np.zeros((agents, steps), np.int32)
+        self._rewards = np.zeros((agents, steps), np.float32)
+        self._ends = np.zeros((agents, steps), np.uint8)
+
+    def ticks(self) -> Iterator[Tick]:
+        """Go on to the end of the schedule."""
+        fleet, config, turn = self.fleet, self.fleet.config, self._turn
+        schedule = config.schedule
+        if self.step == 0:
+            turn.start(fleet.envs.reset(self._seeds()))
+        for step in range(self.step, schedule.steps):
+            learning = step >= schedule.random_steps
+            if step == schedule.random_steps and not fleet.replay.drawable():
+                raise UserError(
+                    f"no sequence of {config.replay.n_step} steps without a time limit in the first {step:,} steps: "
+                    "set a smaller replay.n_step, or give the environment a longer limit"
+                )
+            turn.epsilon.fill_(epsilon_at(config, step))
+            turn.choose(greedy=learning)
+            # Learning needs the frame of this step but not what comes of it (see Replay.append): a GPU learns while the
+            # host waits for the actions and the environments step, and nothing is reordered by that.
+            if learning:
+                self._update.beta.fill_(beta_at(config, step))
+                for _ in range(schedule.updates_per_step):
+                    self._update()
+            chosen = turn.chosen()
+            fleet.envs.send(chosen)
+            out = fleet.envs.receive()
+            turn.settle(out)
+            self._note(chosen, out)
+            rows = self._rows()
+            yield Tick(self.step, self._games.recent(), rows)
+
+    def _seeds(self) -> list[int]:
+        return [seeds_for(seed, "train", 1)[0] for seed in self.fleet.seeds]
+
+    def _note(self, chosen: NDArray[np.int64], out: Step) -> None:
+        """Write one step down in the log, and count it."""
+        self._actions[:, self.step] = chosen
+        self._rewards[:, self.step] = out.reward
+        self._ends[:, self.step] = out.terminal + 2 * out.truncated + 4 * out.game_over
+        self._games.count(chosen, out.reward, out.game_over)
+        self.step += 1
+
+    def _rows(self) -> list[dict[str, Any]] | None:
+        if self.step % self._every and self.step != self.fleet.config.schedule.steps:
+            return None
+        means = self._update.means()
+        return [
+            {"step": self.step, **game, **{name: values[agent] for name, values in means.items()}}
+            for agent, game in enumerate(self._games.rows())
+        ]
+
+    def snapshots(self) -> list[Checkpoint]:
+        """Return a copy of everything that the next step depends on, per agent."""
+        state, replay, step = self.fleet.state, self.fleet.replay, self.step
+        names, sums, made = self._update.watched()
+        return [
+            Checkpoint(
+                step,
+                {
+                    **{name: getattr(state, name)[i].to("cpu", copy=True) for name in _ROWS_OF_STATE},
+                    "count": state.count.view(1).to("cpu", copy=True),
+                    "priority": replay.priority[i].to("cpu", copy=True),
+                    "generator": generator.get_state().clone(),
+                    "watched": sums[:, i].clone(),
+                    "actions": torch.from_numpy(self._actions[i, :step].copy()),
+                    "rewards": torch.from_numpy(self._rewards[i, :step].copy()),
+                    "ends": torch.from_numpy(self._ends[i, :step].copy()),
+                },
+                {"seed": self.fleet.seeds[i], "watched": names, "watched_updates": made},
             )
-        turn.epsilon.fill_(epsilon_at(config, step))
-        turn.choose(greedy=learning)
-        # Learning needs the frame of this step but not what comes of it (see Replay.append): a GPU learns while the
-        # host waits for the actions and the environments step, and nothing is reordered by that.
-        if learning:
-            update.beta.fill_(beta_at(config, step))
-            for _ in range(schedule.updates_per_step):
-                update()
-        chosen = turn.chosen()
-        envs.send(chosen)
-        out = envs.receive()
-        turn.settle(out)
-        games.count(chosen, out.reward, out.game_over)
+            for i, generator in enumerate(self.fleet.dice.generators)
+        ]
 
-        done = step + 1
-        rows = None
-        if done % every == 0 or done == schedule.steps:
-            means = update.means()
-            rows = [
-                {"step": done, **game, **{name: values[agent] for name, values in means.items()}}
-                for agent, game in enumerate(games.rows())
-            ]
-        yield Tick(done, games.recent(), rows)
+    def specs(self, step: int) -> dict[str, Spec]:
+        """Return what every tensor of an agent's checkpoint after a step has to be."""
+        tensors = self.snapshots()[0].tensors
+        logged = {name: Spec((step,), tensors[name].dtype) for name in ("actions", "rewards", "ends")}
+        watched = len(self._update.names()) if step > self.fleet.config.schedule.random_steps else 0
+        return (
+            {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+            | logged
+            | {"watched": Spec((watched,), torch.float32)}
+        )
+
+    def restore(self, saved: Sequence[Checkpoint]) -> Iterator[int]:
+        """Come to stand where a fleet was saved: play its games again by their logs, and check them as they go.
+
+        Yields how many steps have been played again.
+        """
+        fleet, steps = self.fleet, saved[0].step
+        actions, rewards, ends = (
+            torch.stack([one.tensors[name] for one in saved]).numpy() for name in ("actions", "rewards", "ends")
+        )
+        self._turn.start(fleet.envs.reset(self._seeds()))
+        for step in range(steps):
+            chosen = actions[:, step].astype(np.int64)
+            self._turn.repeat(chosen)
+            fleet.envs.send(chosen)
+            out = fleet.envs.receive()
+            self._turn.settle(out)
+            self._note(chosen, out)
+            if (self._rewards[:, step] != rewards[:, step]).any() or (self._ends[:, step] != ends[:, step]).any():
+                raise UserError(
+                    f"the game did not repeat itself at step {step:,}: its checkpoint was made with another version of "
+                    "the emulator or by other rules, and can't be resumed here"
+                )
+            if self.step % self._every == 0:
+                self._games.rows()
+            yield self.step
+        for i, one in enumerate(saved):
+            for name in _ROWS_OF_STATE:
+                getattr(fleet.state, name)[i].copy_(one.tensors[name])
+            fleet.replay.priority[i].copy_(one.tensors["priority"])
+            fleet.dice.generators[i].set_state(one.tensors["generator"])
+        fleet.state.count.copy_(saved[0].tensors["count"][0])
+        about = saved[0].about
+        sums = torch.stack([one.tensors["watched"] for one in saved], 1)
+        self._update.restore(about["watched"], sums, int(about["watched_updates"]))
+
+
+_ROWS_OF_STATE = ("weights", "averaged", "copied", "first_moment", "second_moment")
 
 
 def epsilon_at(config: Config, step: int) -> float:
@@ -143,6 +245,10 @@ class Turn:
         """Begin the step: pick actions, the best under noise or random ones, and store them with what was seen."""
         action = self._greedy() if greedy else self._see(None, self._fleet.dice.actions())
         self._outbox.post(action)
+
+    def repeat(self, action: NDArray[np.int64]) -> None:
+        """Do a step of the past again: see, and store the actions that were taken then, [S]."""
+        self._see(None, torch.from_numpy(action).to(self._fleet.device)[:, None])
 
     def chosen(self) -> NDArray[np.int64]:
         """Wait for the actions, [S]."""

@@ -1,0 +1,310 @@
+"""Nothing is lost: runs that are killed and resumed end byte for byte like others, and bad files are recognised."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from spr import checkpoint, runs
+from spr.checkpoint import Checkpoint, Spec, UnusableError
+from spr.cli import main
+from spr.envs import make
+from spr.errors import UserError
+from spr.presets import preset_config
+from spr.train import Training, assemble
+
+CPU = torch.device("cpu")
+TINY = {"network.hidden": 16, "replay.batch": 4, "learner.depth": 2, "schedule.random_steps": 60}
+CONFIG = preset_config("spr").override(TINY | {"schedule.steps": 90, "replay.capacity": 75})
+# How many times the killed runs below are killed: CI has a few, the whole proof is `SPR_KILLS=20 pytest -k killed`.
+KILLS = int(os.environ.get("SPR_KILLS", "3"))
+
+
+def training(seeds, config=CONFIG, game="catch"):
+    return Training(assemble(config, make(game, len(seeds)), seeds, CPU))
+
+
+def after(steps, seeds=(0, 1, 2), config=CONFIG, game="catch"):
+    """A fleet after some steps, with its rows of metrics."""
+    fleet = training(seeds, config, game)
+    rows = []
+    for tick in fleet.ticks():
+        rows.append(tick.rows)
+        if tick.step == steps:
+            break
+    return fleet, rows
+
+
+@pytest.mark.parametrize("preset", ["spr", "spr_noaug", "der", "drq"])
+@pytest.mark.parametrize("step", [40, 76])  # before learning starts; and after the ring has wrapped around
+def test_a_restored_fleet_goes_on_to_the_same_bits(preset, step):
+    small = TINY | {"schedule.steps": 90, "replay.capacity": 75, "learner.target_period": 7, "replay.n_step": 5}
+    small["learner.depth"] = min(2, preset_config(preset).learner.depth)
+    config = preset_config(preset).override(small)
+    whole, rows = after(90, config=config)
+    cut, first = after(step, config=config)
+    resumed = training((0, 1, 2), config)
+    assert list(resumed.restore(cut.snapshots())) == list(range(1, step + 1))
+    rest = [tick.rows for tick in resumed.ticks()]
+    assert first + rest == rows
+    for name in ("weights", "averaged", "copied", "first_moment", "second_moment", "count"):
+        assert torch.equal(getattr(whole.fleet.state, name), getattr(resumed.fleet.state, name)), name
+    for name in ("priority", "frames", "actions", "rewards", "first", "truncated"):
+        assert torch.equal(getattr(whole.fleet.replay, name), getattr(resumed.fleet.replay, name)), name
+
+
+def test_an_agent_of_a_fleet_goes_on_alone():
+    whole, _ = after(90)
+    cut, _ = after(70)
+    alone = training([1])
+    list(alone.restore(cut.snapshots()[1:2]))
+    list(alone.ticks())
+    torch.testing.assert_close(alone.fleet.state.weights, whole.fleet.state.weights[1:2], rtol=0, atol=1e-5)
+
+
+def test_a_game_that_does_not_repeat_itself_is_noticed():
+    saved = after(70, [0])[0].snapshots()
+    saved[0].tensors["rewards"][33] += 1
+    with pytest.raises(UserError, match="did not repeat itself at step 33"):
+        list(training([0]).restore(saved))
+
+
+def test_a_whole_checkpoint_is_small_enough():
+    config = preset_config("spr")
+    fleet = assemble(config, make("kangaroo", 1), [0], CPU)
+    assert sum(spec.bytes for spec in Training(fleet).specs(100_000).values()) < 80e6
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("good")
+    fleet, _ = after(70, [0])
+    (snapshot,) = fleet.snapshots()
+    checkpoint.write(folder, snapshot)
+    return fleet.specs(70), snapshot, checkpoint.path_of(folder, 70).read_bytes()
+
+
+def read(folder, data, specs, step=70):
+    checkpoint.path_of(folder, step).write_bytes(data)
+    return checkpoint.read(folder, step, specs)
+
+
+def test_what_is_written_is_read(good, tmp_path):
+    specs, snapshot, data = good
+    back = read(tmp_path, data, specs)
+    assert back.tensors.keys() == snapshot.tensors.keys()
+    assert all(torch.equal(back.tensors[name], tensor) for name, tensor in snapshot.tensors.items())
+    assert back.about == snapshot.about | {"step": 70}
+
+
+def test_torn_files_are_recognised_wherever_they_end(good, tmp_path):
+    specs, _, data = good
+    for end in [0, 1, 20, 100, *range(2**16, len(data), 2**16), len(data) - 1]:
+        with pytest.raises(UnusableError):
+            read(tmp_path, data[:end], specs)
+    with pytest.raises(UnusableError, match="bytes long instead of"):
+        read(tmp_path, data + b"x", specs)
+
+
+def test_flipped_bytes_are_recognised(good, tmp_path):
+    specs, _, data = good
+    places = random.Random(0).sample(range(len(data)), 40)
+    for place in [0, 16, 40, 300, *places]:
+        flipped = bytearray(data)
+        flipped[place] ^= 0x10
+        with pytest.raises((UnusableError, UserError)):
+            read(tmp_path, bytes(flipped), specs)
+
+
+def signed(payload):
+    """A payload with the lines that make it a checkpoint: what a clever forger would write."""
+    says = {"format": 1, "bytes": len(payload), "sha256": hashlib.sha256(payload).hexdigest()}
+    return b"SPR checkpoint\n" + json.dumps(says).encode() + b"\n" + payload
+
+
+class Bomb:
+    def __reduce__(self):
+        return (os._exit, (66,))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (pickle.dumps(Bomb()), "not a checkpoint"),
+        (signed(pickle.dumps(Bomb())), "damaged"),
+        (b"SPR checkpoint\n[1, 2]\n", "first lines are damaged"),
+        (b'SPR checkpoint\n{"format": "new", "bytes": 1, "sha256": 0}\n', "first lines are damaged"),
+        (b'SPR checkpoint\n{"format": 1, "bytes": 900000000000, "sha256": ""}\n', "claims 900,000,000,000 bytes"),
+        (signed(save({"weights": torch.zeros(3)}, {"about": "{}"})), "not what this run's configuration asks for"),
+        (signed(save({"weights": torch.zeros(3)}, {"about": "[]"})), "not what this run's configuration asks for"),
+        (signed(save({"weights": torch.zeros(3)})), "about itself is damaged"),
+        (signed((2**62).to_bytes(8, "little") + b"{}"), "damaged"),
+    ],
+)
+def test_hostile_files_are_refused_without_running_them(good, tmp_path, data, reason):
+    with pytest.raises(UnusableError, match=reason):
+        read(tmp_path, data, good[0])
+
+
+def test_absurd_shapes_take_no_memory(good, tmp_path):
+    specs, _, _ = good
+    header = {name: {"dtype": "F32", "shape": [10**9, 10**6], "data_offsets": [0, 0]} for name in specs}
+    header["__metadata__"] = {"about": json.dumps({"step": 70})}
+    text = json.dumps(header).encode()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UnusableError, match="not what this run's configuration asks for"):
+        read(tmp_path, signed(len(text).to_bytes(8, "little") + text), specs)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+
+
+def test_a_newer_format_is_refused_in_one_line(good, tmp_path):
+    specs, _, data = good
+    with pytest.raises(UserError, match=r"format 2, which a newer version of spr wrote"):
+        read(tmp_path, data.replace(b'"format": 1', b'"format": 2', 1), specs)
+
+
+def test_the_last_two_are_kept(tmp_path):
+    for step in (10, 20, 30):
+        checkpoint.write(tmp_path, Checkpoint(step, {"x": torch.full((2,), step)}, {}))
+    assert checkpoint.steps_of(tmp_path) == [30, 20]
+    os.utime(checkpoint.path_of(tmp_path, 30), (0, 0))  # a clock that went backwards changes nothing
+    assert checkpoint.steps_of(tmp_path) == [30, 20]
+    back = checkpoint.read(tmp_path, 20, {"x": Spec((2,), torch.int64)})
+    assert back.tensors["x"].tolist() == [20, 20]
+    checkpoint.remove(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def full_disk(folder, limit):
+    """A process that may write no file larger than the limit, as on a full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    checkpoint.write(folder, Checkpoint(10, {"x": torch.zeros(10)}, {}))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        checkpoint.write(folder, Checkpoint(20, {"x": torch.zeros(10**6)}, {}))
+    except UserError as error:
+        (folder / "said").write_text(str(error))
+
+
+def test_a_full_disk_leaves_the_last_good_one(tmp_path):
+    process = CONTEXT.Process(target=full_disk, args=(tmp_path, 2**16))
+    process.start()
+    process.join(60)
+    assert "the last good one is of step 10" in (tmp_path / "said").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-0000000010.spr", "said"]
+    assert checkpoint.read(tmp_path, 10, {"x": Spec((10,), torch.float32)}).step == 10
+
+
+def test_a_folder_that_can_not_be_written_to_is_named(tmp_path):
+    nowhere = tmp_path / "gone"
+    with pytest.raises(
+        UserError, match=r"can't write a checkpoint to .*gone: No such file or directory; there is none"
+    ):
+        checkpoint.write(nowhere, Checkpoint(10, {"x": torch.zeros(10)}, {}))
+
+
+# Processes that start at once, because they are forked from one that has imported everything.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["spr.cli"])
+
+
+def command(arguments, out):
+    """Run the command line in a process of its own."""
+    with Path(out).open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        torch.set_num_threads(1)
+        sys.exit(main(arguments))
+
+
+def start(arguments, out):
+    process = CONTEXT.Process(target=command, args=(arguments, str(out)))
+    process.start()
+    return process
+
+
+def arguments(game, seeds, out, steps):
+    small = [f"{name}={value}" for name, value in (TINY | {"evaluation.episodes": 2}).items()]
+    changes = [part for change in small for part in ("--set", change)]
+    often = ["--steps", str(steps), "--checkpoint-every", "5", "--device", "cpu"]
+    return ["train", game, "--seeds", *map(str, seeds), *changes, *often, "--out", str(out)]
+
+
+@pytest.mark.parametrize(
+    ("game", "seeds", "steps"), [("catch", [0], 240), ("ms_pacman", [0], 240), ("catch", [0, 1, 2], 160)]
+)
+def test_a_run_killed_again_and_again_ends_like_one_that_was_not(game, seeds, steps, tmp_path):
+    whole = start(arguments(game, seeds, tmp_path / "whole", steps), tmp_path / "whole.txt")
+    whole.join(300)
+    assert whole.exitcode == 0, (tmp_path / "whole.txt").read_text()
+    dice = random.Random(len(seeds))
+    killed = 0
+    log = tmp_path / "killed.txt"
+    while killed < KILLS:
+        process = start([*arguments(game, seeds, tmp_path / "killed", steps), "--resume"], log)
+        process.join(dice.uniform(0.3, 3.0))
+        if not process.is_alive():
+            break  # it came to its end before this kill
+        process.kill()
+        process.join()
+        killed += 1
+        time.sleep(0.05)
+    last = start([*arguments(game, seeds, tmp_path / "killed", steps), "--resume"], log)
+    last.join(300)
+    assert last.exitcode == 0, log.read_text()
+    assert killed >= 1
+    for seed in seeds:
+        one, two = (runs.folder(tmp_path / where, "spr", game, seed) for where in ("whole", "killed"))
+        for name in ("agent.safetensors", "metrics.jsonl", "config.json"):
+            assert (one / name).read_bytes() == (two / name).read_bytes(), name
+        results = [json.loads((folder / "result.json").read_text()) for folder in (one, two)]
+        assert results[0]["episodes"] == results[1]["episodes"]
+        assert sorted(path.name for path in one.iterdir()) == sorted(path.name for path in two.iterdir())
+
+
+def test_the_one_before_is_used_when_the_last_is_damaged(tmp_path, capsys, monkeypatch):
+    order = arguments("catch", [0], tmp_path, 80)
+    wrote = []
+    monkeypatch.setattr(checkpoint, "remove", wrote.append)  # keep them after the end
+    assert main(order) == 0
+    folder = runs.folder(tmp_path, "spr", "catch", 0)
+    weights, metrics = (folder / "agent.safetensors").read_bytes(), (folder / "metrics.jsonl").read_bytes()
+    last, before = checkpoint.steps_of(folder)
+    assert (last, before) == (80, 75)
+    damaged = bytearray(checkpoint.path_of(folder, last).read_bytes())
+    damaged[-5] ^= 1
+    checkpoint.path_of(folder, last).write_bytes(damaged)
+    (folder / "result.json").unlink()
+    capsys.readouterr()
+    assert main([*order, "--resume"]) == 0
+    said = capsys.readouterr().out
+    assert "checkpoint-0000000080.spr can't be used: its checksum does not match its content" in " ".join(said.split())
+    assert (folder / "agent.safetensors").read_bytes() == weights
+    assert (folder / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_two_processes_on_one_run_and_other_settings_are_refused(tmp_path, capsys):
+    order = arguments("catch", [0], tmp_path, 70)
+    with runs.locked([runs.folder(tmp_path, "spr", "catch", 0)]):
+        other = start(order, tmp_path / "other.txt")
+        other.join(60)
+        assert other.exitcode == 2
+        assert "another process is working on" in (tmp_path / "other.txt").read_text()
+    assert main(order) == 0
+    folder = runs.folder(tmp_path, "spr", "catch", 0)
+    (folder / "result.json").unlink()
+    assert main([*order, "--resume", "--set", "learner.learning_rate=0.5"]) == 2
+    assert "holds a run with another config" in capsys.readouterr().err
+    assert main([*order, "--resume", "--overwrite"]) == 2
+    assert (folder / "agent.safetensors").exists()
