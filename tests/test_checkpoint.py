@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
@@ -308,3 +310,45 @@ def test_two_processes_on_one_run_and_other_settings_are_refused(tmp_path, capsy
     assert "holds a run with another config" in capsys.readouterr().err
     assert main([*order, "--resume", "--overwrite"]) == 2
     assert (folder / "agent.safetensors").exists()
+
+
+class Dream(gymnasium.Env):
+    """Noise that is never twice the same, in games of 17 steps: nothing to play again."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (84, 84), np.uint8)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        super().reset(seed=seed)
+        self.left = 17
+        return self.image(), {}
+
+    def image(self):
+        return np.frombuffer(os.urandom(84 * 84), np.uint8).reshape(84, 84)
+
+    def step(self, _):
+        self.left -= 1
+        return self.image(), float(self.left), self.left == 0, False, {}
+
+
+@pytest.mark.parametrize("capacity", [200, 75])
+def test_an_environment_that_can_not_be_played_again_keeps_its_memory_and_begins_a_new_game(capacity):
+    gymnasium.register("Dream-v0", Dream)
+    config = CONFIG.override({"replay.capacity": capacity, "replay.n_step": 3})
+    cut, _ = after(80, (0, 1), config, "Dream-v0")
+    saved = cut.snapshots()
+    resumed = training((0, 1), config, "Dream-v0")
+    list(resumed.restore(saved))
+    assert resumed.restarts == [80]
+    old, new = cut.fleet.replay, resumed.fleet.replay
+    new.check()
+    for name in ("frames", "actions", "rewards", "first", "priority"):
+        assert torch.equal(getattr(old, name), getattr(new, name)), name
+    last = 79 % new.capacity
+    assert new.truncated[:, last].all()  # as after a time limit: no sequence crosses this place
+    assert torch.equal(old.truncated[:, :last], new.truncated[:, :last])
+    steps = [tick.step for tick in resumed.ticks()]
+    assert steps == list(range(81, 91))
+    crossing = [(79 - i) % new.capacity for i in range(3)]
+    assert not new.priority[:, crossing].any()
+    assert resumed.snapshots()[0].about["restarts"] == [80]

@@ -39,6 +39,7 @@ class Envs(Protocol):
 
     actions: int
     protocol: dict[str, Any]
+    repeats: bool  # whether the same seed and actions give the same game again
 
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start a game in each environment from its own seed."""
@@ -113,6 +114,7 @@ class Atari:
         }
         self._env = AtariVectorEnv(game, count, num_threads=threads, stack_num=1, autoreset_mode="SameStep", **settings)
         self.actions = len(self._env.ale.get_action_set())
+        self.repeats = True
         self.protocol = {"name": "atari", "version": 1, "interpolation": "area", **settings}
         self._lives = np.zeros(count, np.int32)
 
@@ -159,6 +161,7 @@ class Gymnasium:
             shapes = "(height, width) or (height, width, 1 or 3)"
             raise UserError(f"'{game}' observes {images}; images are needed: uint8, of shape {shapes}")
         self.actions = int(space.n)
+        self.repeats = False  # some do, but nobody promises it
         self.protocol = {"name": "gymnasium", "version": 1, "id": game, "resize": "area to 84x84 gray"}
         self._offset = int(space.start)
         self._action = np.zeros(count, np.int64)
@@ -219,6 +222,7 @@ class Catch:
     def __init__(self, count: int) -> None:
         """Set `count` tables."""
         self.actions = 3
+        self.repeats = True
         self.protocol = {"name": "catch", "version": 1, "balls": self.BALLS}
         self._count = count
         self._random: list[np.random.Generator] = []

@@ -86,6 +86,29 @@ class Replay:
         self.rewards.index_copy_(1, slot, reward[:, None])
         self.truncated.index_copy_(1, slot, truncated[:, None])
 
+    def recent(self, agent: int) -> Tensor:
+        """Return an agent's frames from the oldest kept to the newest, [min(steps, C), 84, 84], on the host."""
+        return self.frames[agent, self._kept(self.steps)].to("cpu", copy=True)
+
+    def refill(self, frames: Tensor, first: Tensor, actions: Tensor, rewards: Tensor, truncated: Tensor) -> None:
+        """Take up where a memory was left: the frames it kept [S, ...], and everything else of all steps [S, steps]."""
+        steps = actions.shape[1]
+        kept = self._kept(steps)
+        past = torch.arange(steps - len(kept), steps)
+        self.frames[:, kept] = frames.to(self.frames.device)
+        for memory, all_of_it in (
+            (self.first, first),
+            (self.actions, actions),
+            (self.rewards, rewards),
+            (self.truncated, truncated),
+        ):
+            memory[:, kept] = all_of_it[:, past].to(memory.device, memory.dtype)
+        self._count.fill_(steps)
+
+    def _kept(self, steps: int) -> Tensor:
+        """Return the slots of the steps that are kept, oldest first."""
+        return torch.arange(max(0, steps - self.capacity), steps, device=self.frames.device) % self.capacity
+
     @property
     def steps(self) -> int:
         """Environment steps appended so far, per agent; it reads the device."""

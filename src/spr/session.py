@@ -107,7 +107,9 @@ def _train_and_judge(order: Order, seeds: Sequence[int], console: Console, resum
     if not finished:
         console.print(f"stopped after {training.step:,} steps and saved; the same command with --resume goes on")
         return None
-    trained = {"train_seconds": round(seconds, 1), "precision": order.precision}
+    trained: dict[str, Any] = {"train_seconds": round(seconds, 1), "precision": order.precision}
+    if training.restarts:
+        trained["new_games_after_steps"] = training.restarts
     results = _judge(console, fleet, mine, trained)
     for run in mine:
         checkpoint.remove(run.path)
@@ -143,6 +145,8 @@ def _restore(console: Console, training: Training, mine: Sequence[Run], saved: S
             bar.show(step)
     for run in mine:
         runs.rewind(run, training.step)
+    if training.restarts:
+        console.print("this environment can't be restored: a new game begins, and the result will say so")
 
 
 def _refuse_too_large(order: Order) -> None:

@@ -79,6 +79,7 @@ class Training:
         steps, agents = fleet.config.schedule.steps, len(fleet.seeds)
         self.fleet = fleet
         self.step = 0
+        self.restarts: list[int] = []  # steps after which a new game began because the old one could not be restored
         self._update = Updates(fleet.learner, fleet.state, fleet.replay, fleet.dice)
         self._turn = Turn(fleet)
         self._games = _Games(agents, fleet.envs.actions)
@@ -124,7 +125,8 @@ class Training:
         """Write one step down in the log, and count it."""
         self._actions[:, self.step] = chosen
         self._rewards[:, self.step] = out.reward
-        self._ends[:, self.step] = out.terminal + 2 * out.truncated + 4 * out.game_over
+        ends = _TERMINAL * out.terminal + _TRUNCATED * out.truncated + _GAME_OVER * out.game_over
+        self._ends[:, self.step] = ends
         self._games.count(chosen, out.reward, out.game_over)
         self.step += 1
 
@@ -153,8 +155,14 @@ class Training:
                     "actions": torch.from_numpy(self._actions[i, :step].copy()),
                     "rewards": torch.from_numpy(self._rewards[i, :step].copy()),
                     "ends": torch.from_numpy(self._ends[i, :step].copy()),
+                    **({} if self.fleet.envs.repeats else {"frames": replay.recent(i)}),
                 },
-                {"seed": self.fleet.seeds[i], "watched": names, "watched_updates": made},
+                {
+                    "seed": self.fleet.seeds[i],
+                    "watched": names,
+                    "watched_updates": made,
+                    "restarts": self.restarts,
+                },
             )
             for i, generator in enumerate(self.fleet.dice.generators)
         ]
@@ -164,6 +172,8 @@ class Training:
         tensors = self.snapshots()[0].tensors
         logged = {name: Spec((step,), tensors[name].dtype) for name in ("actions", "rewards", "ends")}
         watched = len(self._update.names()) if step > self.fleet.config.schedule.random_steps else 0
+        if not self.fleet.envs.repeats:
+            logged["frames"] = Spec((min(step, self.fleet.replay.capacity), SIDE, SIDE), torch.uint8)
         return (
             {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
             | logged
@@ -171,30 +181,10 @@ class Training:
         )
 
     def restore(self, saved: Sequence[Checkpoint]) -> Iterator[int]:
-        """Come to stand where a fleet was saved: play its games again by their logs, and check them as they go.
-
-        Yields how many steps have been played again.
-        """
-        fleet, steps = self.fleet, saved[0].step
-        actions, rewards, ends = (
-            torch.stack([one.tensors[name] for one in saved]).numpy() for name in ("actions", "rewards", "ends")
-        )
-        self._turn.start(fleet.envs.reset(self._seeds()))
-        for step in range(steps):
-            chosen = actions[:, step].astype(np.int64)
-            self._turn.repeat(chosen)
-            fleet.envs.send(chosen)
-            out = fleet.envs.receive()
-            self._turn.settle(out)
-            self._note(chosen, out)
-            if (self._rewards[:, step] != rewards[:, step]).any() or (self._ends[:, step] != ends[:, step]).any():
-                raise UserError(
-                    f"the game did not repeat itself at step {step:,}: its checkpoint was made with another version of "
-                    "the emulator or by other rules, and can't be resumed here"
-                )
-            if self.step % self._every == 0:
-                self._games.rows()
-            yield self.step
+        """Come to stand where a fleet was saved, by playing its games again; yields how many steps have been played."""
+        fleet = self.fleet
+        self.restarts = [int(step) for step in saved[0].about["restarts"]]
+        yield from self._play_again(saved) if fleet.envs.repeats else self._begin_again(saved)
         for i, one in enumerate(saved):
             for name in _ROWS_OF_STATE:
                 getattr(fleet.state, name)[i].copy_(one.tensors[name])
@@ -205,7 +195,58 @@ class Training:
         sums = torch.stack([one.tensors["watched"] for one in saved], 1)
         self._update.restore(about["watched"], sums, int(about["watched_updates"]))
 
+    def _play_again(self, saved: Sequence[Checkpoint]) -> Iterator[int]:
+        """Bring environments that repeat themselves back to where they were."""
+        actions, rewards, ends = _logs(saved)
+        self._turn.start(self.fleet.envs.reset(self._seeds()))
+        for step in range(saved[0].step):
+            chosen = actions[:, step].astype(np.int64)
+            self._turn.repeat(chosen)
+            self.fleet.envs.send(chosen)
+            out = self.fleet.envs.receive()
+            self._turn.settle(out)
+            self._note(chosen, out)
+            if (self._rewards[:, step] != rewards[:, step]).any() or (self._ends[:, step] != ends[:, step]).any():
+                raise UserError(
+                    f"the game did not repeat itself at step {step:,}: its checkpoint was made with another version of "
+                    "the emulator or by other rules, and can't be resumed here"
+                )
+            if self.step % self._every == 0:
+                self._games.rows()
+            yield self.step
 
+    def _begin_again(self, saved: Sequence[Checkpoint]) -> Iterator[int]:
+        """Refill the memory and begin a new game, as after a time limit: the old one can't be restored."""
+        steps = saved[0].step
+        actions, rewards, ends = _logs(saved)
+        ends[:, -1] |= _TRUNCATED
+        self._actions[:, :steps], self._rewards[:, :steps], self._ends[:, :steps] = actions, rewards, ends
+        for step in range(steps):
+            self._games.count(actions[:, step], rewards[:, step], (ends[:, step] & _GAME_OVER) > 0)
+            if (step + 1) % self._every == 0:
+                self._games.rows()
+        self._games.abandon()
+        self.step = steps
+        ended = (ends & (_TERMINAL | _TRUNCATED)) > 0
+        first = np.concatenate([np.ones_like(ended[:, :1]), ended[:, :-1]], 1)
+        self.fleet.replay.refill(
+            torch.stack([one.tensors["frames"] for one in saved]),
+            *(torch.from_numpy(a) for a in (first, actions, rewards.clip(-1, 1), (ends & _TRUNCATED) > 0)),
+        )
+        self._turn.start(self.fleet.envs.reset([seeds_for(s, f"after {steps}", 1)[0] for s in self.fleet.seeds]))
+        self.restarts = [*self.restarts, steps]
+        yield steps
+
+
+def _logs(saved: Sequence[Checkpoint]) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]:
+    """Return the actions, rewards and ends of a fleet, [S, steps] each."""
+    actions, rewards, ends = (
+        torch.stack([one.tensors[name] for one in saved]).numpy() for name in ("actions", "rewards", "ends")
+    )
+    return actions, rewards, ends
+
+
+_TERMINAL, _TRUNCATED, _GAME_OVER = 1, 2, 4  # how the ends of a step are written in the log
 _ROWS_OF_STATE = ("weights", "averaged", "copied", "first_moment", "second_moment")
 
 
@@ -296,6 +337,10 @@ class _Games:
             self._recent[agent].append(float(self._running[agent]))
             self._finished[agent] += 1
             self._running[agent] = 0
+
+    def abandon(self) -> None:
+        """Forget the games that are going on; they will not come to their ends."""
+        self._running[:] = 0
 
     def recent(self) -> list[float | None]:
         return [fmean(scores) if scores else None for scores in self._recent]
