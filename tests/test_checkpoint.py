@@ -23,6 +23,7 @@ from spr.checkpoint import Checkpoint, Spec, UnusableError
 from spr.cli import main
 from spr.envs import make
 from spr.errors import UserError
+from spr.learner import Learner
 from spr.presets import preset_config
 from spr.train import Training, assemble
 
@@ -352,3 +353,58 @@ def test_an_environment_that_can_not_be_played_again_keeps_its_memory_and_begins
     crossing = [(79 - i) % new.capacity for i in range(3)]
     assert not new.priority[:, crossing].any()
     assert resumed.snapshots()[0].about["restarts"] == [80]
+
+
+def poisoned(monkeypatch, agent, when):
+    """Let one agent's update fail: one of its weights becomes infinite just before its numbers are used."""
+    prepare = Learner.prepare
+    made = []
+
+    def failing(self, state, *rest):
+        made.append(1)
+        if len(made) == when:
+            state.weights[agent, 100] = torch.inf
+        return prepare(self, state, *rest)
+
+    monkeypatch.setattr(Learner, "prepare", failing)
+
+
+def test_a_fault_stops_one_agent_and_its_dump_fails_again(monkeypatch):
+    whole, rows = after(90, (0, 1, 2))
+    with monkeypatch.context() as patch:
+        poisoned(patch, agent=1, when=20)  # the second update after step 69
+        fleet = training((0, 1, 2))
+        ticks = list(fleet.ticks())
+    assert [(tick.step, tick.faults) for tick in ticks if tick.faults] == [(71, [1])]
+    assert fleet.faults == {1: 70}
+    for healthy in (0, 2):
+        assert torch.equal(fleet.fleet.state.weights[healthy], whole.fleet.state.weights[healthy])
+        assert torch.equal(fleet.fleet.replay.priority[healthy], whole.fleet.replay.priority[healthy])
+        assert [tick.rows and tick.rows[healthy] for tick in ticks] == [row and row[healthy] for row in rows]
+    assert fleet.fleet.state.weights[1].isinf().sum() == 1  # as it was before the update that failed
+
+    dump = fleet.dump(1)
+    again = training([1])
+    watched = again.fail_again(dump)
+    assert not watched["loss"].isfinite().all()
+    assert again.fleet.state.faulty.tolist() == [True]
+    dump.tensors["weights"][100] = 0  # without the cause it does not fail, so it was the cause
+    sound = training([1])
+    assert sound.fail_again(dump)["loss"].isfinite().all()
+
+
+def test_a_failed_run_has_no_score_and_the_others_have_theirs(tmp_path, monkeypatch, capsys):
+    poisoned(monkeypatch, agent=0, when=5)
+    assert main(arguments("catch", [0, 1], tmp_path, 80)) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "seed 0: a loss or gradient was not finite in the updates after step 63" in said
+    bad, good = (runs.folder(tmp_path, "spr", "catch", seed) for seed in (0, 1))
+    assert {path.name for path in bad.iterdir()} >= {"fault.json", "fault.spr"}
+    assert not (bad / "result.json").exists()
+    assert not (bad / "agent.safetensors").exists()
+    assert "NaN" not in (bad / "metrics.jsonl").read_text()
+    assert json.loads((good / "result.json").read_text())["episodes"]
+    assert json.loads((bad / "fault.json").read_text())["step"] == 63
+    monkeypatch.undo()
+    assert main([*arguments("catch", [0, 1], tmp_path, 80), "--resume"]) == 1
+    assert "failed, skipped: seed 0" in capsys.readouterr().out

@@ -177,7 +177,7 @@ def test_importance_weights_by_hand():
 def test_a_start_drawn_twice_takes_the_larger_priority():
     replay = fill(small_config(), [ON] * 59, [0] * 59, [0.0] * 59, agents=2)
     start = torch.tensor([[5, 9, 5], [9, 9, 5]])
-    replay.reprioritise(start, torch.tensor([[0.2, 0.3, 0.7], [3.0, 0.1, 0.4]]))
+    replay.reprioritise(start, torch.tensor([[0.2, 0.3, 0.7], [3.0, 0.1, 0.4]]), torch.zeros(2, dtype=torch.bool))
     assert replay.priority[0, [5, 9]].tolist() == pytest.approx([0.7, 0.3])
     assert replay.priority[1, [5, 9]].tolist() == pytest.approx([0.4, 3.0])
 

@@ -63,11 +63,14 @@ def steps_of(folder: Path) -> list[int]:
     return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
 
-def write(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint whole or not at all, and drop those older than the one before it."""
+def write(folder: Path, checkpoint: Checkpoint, name: str | None = None) -> None:
+    """Write a checkpoint whole or not at all, and drop those older than the one before it.
+
+    Under another name it is something to look at, and nothing is dropped.
+    """
     payload = save_payload(checkpoint.tensors, {"about": json.dumps(checkpoint.about | {"step": checkpoint.step})})
     says = {"format": FORMAT, "bytes": len(payload), "sha256": hashlib.sha256(payload).hexdigest()}
-    path = path_of(folder, checkpoint.step)
+    path = path_of(folder, checkpoint.step) if name is None else folder / name
     beside = path.with_suffix(".part")
     try:
         with beside.open("wb") as file:
@@ -92,9 +95,9 @@ def remove(folder: Path) -> None:
         path_of(folder, step).unlink(missing_ok=True)
 
 
-def read(folder: Path, step: int, specs: Mapping[str, Spec]) -> Checkpoint:
+def read(folder: Path, step: int, specs: Mapping[str, Spec], name: str | None = None) -> Checkpoint:
     """Read and verify the checkpoint of a step: `UnusableError` says what is wrong with it."""
-    path = path_of(folder, step)
+    path = path_of(folder, step) if name is None else folder / name
     allowed = sum(spec.bytes for spec in specs.values()) + 2**20  # its own header and what it says about itself
     try:
         with path.open("rb") as file:

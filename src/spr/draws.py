@@ -62,9 +62,17 @@ class Dice:
 
     def roll(self) -> Numbers:
         """Take the numbers of one update from the generators: two calls for each agent, however much they fill."""
+        return self._numbers(*self._sizes())
+
+    def empty(self) -> Numbers:
+        """Return room for the numbers of one update."""
+        return Numbers(*(torch.empty(len(self.generators), size, device=self.device) for size in self._sizes()))
+
+    def _sizes(self) -> tuple[int, int]:
+        """Return how many normal and how many uniform numbers one agent's update takes."""
         batch, looks = self._config.replay.batch, self._config.replay.batch * len(self._config.views)
         uniform = 2 * batch + (4 if self._cropped else 2) * looks + looks * sum(map(math.prod, self._masks))
-        return self._numbers(2 * self._head + looks, uniform)
+        return 2 * self._head + looks, uniform
 
     def draws(self, numbers: Numbers) -> Draws:
         """Cut an update's numbers into draws; a pure function."""

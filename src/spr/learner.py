@@ -40,6 +40,7 @@ class LearnerState:
     first_moment: Tensor  # [S, P]
     second_moment: Tensor  # [S, P]
     count: Tensor  # [] Adam's steps
+    faulty: Tensor  # [S] whose loss or gradient was not finite: such an agent stays as it was before that update
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -98,6 +99,7 @@ class Learner:
             first_moment=torch.zeros_like(weights),
             second_moment=torch.zeros_like(weights),
             count=torch.zeros((), device=self._device),
+            faulty=torch.zeros(len(seeds), dtype=torch.bool, device=self._device),
         )
 
     def update(self, state: LearnerState, replay: Replay, draws: Draws, beta: Tensor) -> dict[str, Tensor]:
@@ -123,13 +125,16 @@ class Learner:
         # Those that gradients reach apart: cut from a whole they would be copied.
         obs = seen(slice(0, config.learnt_views)), seen(slice(config.learnt_views, None))
         grads, loss, terms = self.gradients(state, batch, obs, draws)
-        # The floor keeps a transition that is predicted perfectly from never being drawn again.
-        replay.reprioritise(batch.start, terms.surprise.clamp(min=_SURPRISE_FLOOR) ** config.replay.exponent)
         means = {name: value.mean(-1) for name, value in terms.losses.items()}
         norms = {
             f"norm_{group}": torch.linalg.vector_norm(grads[:, columns], dim=1)
             for group, columns in self.clip_groups().items()
         }
+        unclipped = grads[:, self.layout.columns("predictor")].sum(1)
+        state.faulty.logical_or_(~torch.stack([loss, *norms.values(), unclipped]).isfinite().all(0))
+        # The floor keeps a transition that is predicted perfectly from never being drawn again.
+        priority = terms.surprise.clamp(min=_SURPRISE_FLOOR) ** config.replay.exponent
+        replay.reprioritise(batch.start, priority, state.faulty)
         return grads, {"loss": loss, **means, **terms.watched, **norms}
 
     def gradients(
@@ -172,7 +177,11 @@ class Learner:
 
         The moving average is theta_m <- tau * theta_m + (1 - tau) * theta_o; the RL target is copied once a period.
         """
-        learner = self._config.learner
+        learner, healthy = self._config.learner, ~state.faulty[:, None]
+        # On a CPU looking costs nothing; a GPU can't look, but its compiler makes one kernel of all this.
+        guarded = not self._fused or bool(state.faulty.any())
+        rows = (state.weights, state.first_moment, state.second_moment)
+        before = [row.clone() for row in rows] if guarded else []
         for group, columns in self.clip_groups().items():
             grads[:, columns] *= (learner.clip / (watched[f"norm_{group}"] + 1e-6)).clamp(max=1)[:, None]
         adam(
@@ -193,10 +202,13 @@ class Learner:
             eps=learner.adam_eps,
             maximize=False,
         )
+        for row, kept in zip(rows, before, strict=False):
+            row.copy_(torch.where(healthy, row, kept))
         if self._averages:
-            state.averaged.lerp_(state.weights[:, self.layout.columns("averaged")], 1 - learner.tau)
+            share = (1 - learner.tau) * healthy.to(self._dtype)
+            state.averaged.lerp_(state.weights[:, self.layout.columns("averaged")], share)
         if self._copies:
-            due = state.count % learner.target_period == 0
+            due = (state.count % learner.target_period == 0) & healthy
             state.copied.copy_(torch.where(due, state.weights[:, self.layout.columns(*_AGENT)], state.copied))
 
     def _networks(self) -> Networks:
@@ -218,6 +230,8 @@ class Updates:
         self._step = compiled(learner.step, dice.device)
         self._sums: Tensor | None = None
         self._names: list[str] = []
+        # The numbers of the last update of each agent, or of the one that failed.
+        self.last = Numbers(*(torch.zeros_like(part) for part in dice.empty()))
         self._made = 0
         self._once = captured(self._update, dice.device, dice.generators)
 
@@ -260,6 +274,8 @@ class Updates:
         self._sums += torch.stack(list(watched.values()))
 
     def _from_numbers(self, numbers: Numbers) -> tuple[Tensor, dict[str, Tensor]]:
+        for kept, new in zip(self.last, numbers, strict=True):
+            kept.copy_(torch.where(self._state.faulty[:, None], kept, new))
         return self._learner.prepare(self._state, self._replay, self._dice.draws(numbers), self.beta)
 
 

@@ -142,9 +142,13 @@ class Replay:
         """Say whether every agent has a sequence to draw; it reads the device, so it is for once, not for each step."""
         return bool((self.priority.amax(1) > 0).all())
 
-    def reprioritise(self, index: Tensor, priority: Tensor) -> None:
-        """Set new priorities [S, B]; a start drawn twice takes the larger, whatever order the device writes in."""
-        self.priority.scatter_reduce_(1, index, priority.to(self.priority.dtype), "amax", include_self=False)
+    def reprioritise(self, index: Tensor, priority: Tensor, kept: Tensor) -> None:
+        """Set new priorities [S, B], but for agents that keep theirs [S].
+
+        A start drawn twice takes the larger, whatever order the device writes in.
+        """
+        priority = torch.where(kept[:, None], self.priority.gather(1, index), priority.to(self.priority.dtype))
+        self.priority.scatter_reduce_(1, index, priority, "amax", include_self=False)
 
     def check(self) -> None:
         """Assert the invariants of the ring; for tests and debugging, since it reads the device."""

@@ -24,7 +24,7 @@ from spr.errors import UserError
 from spr.games import game_names, normalised
 from spr.networks import Networks, outputs_per_action
 
-_KNOWN = ("config.json", "metrics.jsonl", "times.jsonl", "agent.safetensors", "result.json")
+_KNOWN = ("config.json", "metrics.jsonl", "times.jsonl", "agent.safetensors", "result.json", "fault.json", "fault.spr")
 _LARGEST_DESCRIPTION = 2**22  # bytes
 _MOST_ACTIONS = 4096
 _FILES = {"config.json": "it is not a run's folder", "agent.safetensors": "its agent was not saved"}
@@ -136,6 +136,22 @@ def _unlock(lock: Path, file: IO[str], folders: Sequence[Path]) -> None:
 def finished(path: Path) -> bool:
     """Say whether a run has its result."""
     return (path / "result.json").is_file()
+
+
+def failed(path: Path) -> bool:
+    """Say whether a run's learning has failed."""
+    return (path / "fault.json").is_file()
+
+
+def save_fault(run: Run, step: int) -> str:
+    """Write down that learning has failed, and return it as a line for a person."""
+    line = (
+        f"seed {run.seed}: a loss or gradient was not finite in the updates after step {step:,}; this agent is "
+        f"stopped, and {run.path / 'fault.spr'} holds what makes it fail again"
+    )
+    rewind(run, step - 1)
+    _write_json(run.path / "fault.json", {"step": step, "seed": run.seed, "message": line, "version": __version__})
+    return line
 
 
 def begun(run: Run) -> bool:

@@ -26,6 +26,7 @@ from spr.runs import Run
 from spr.train import Fleet, Tick, Training, assemble
 
 INTERRUPTED = 130
+FAILED = 1
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,10 @@ def carry_out(order: Order, console: Console, resume: bool, overwrite: bool) -> 
         done = [seed for seed in order.seeds if resume and runs.finished(order.folder(seed))]
         if done:
             console.print(f"finished already, skipped: {_seeds(done)}", highlight=False)
-        left = [seed for seed in order.seeds if seed not in done]
+        broken = [seed for seed in order.seeds if resume and runs.failed(order.folder(seed))]
+        if broken:
+            console.print(f"failed, skipped: {_seeds(broken)}; --overwrite begins anew", highlight=False)
+        left = [seed for seed in order.seeds if seed not in (*done, *broken)]
         for seeds in _fleets(order, left) if resume else [left]:
             finished = _train_and_judge(order, seeds, console, resume)
             if finished is None:
@@ -65,7 +69,7 @@ def carry_out(order: Order, console: Console, resume: bool, overwrite: bool) -> 
             results += finished
     if results:
         _summary(console, order.out, results)
-    return 0
+    return 0 if len(results) + len(done) == len(order.seeds) else FAILED
 
 
 def _fleets(order: Order, seeds: Sequence[int]) -> list[list[int]]:
@@ -100,8 +104,9 @@ def _train_and_judge(order: Order, seeds: Sequence[int], console: Console, resum
             _restore(console, training, mine, saved)
             before = float(saved[0].about["seconds"])
         finished, seconds = _learn(console, training, mine, order.checkpoint_every, before)
-        for i, run in enumerate(mine):
-            runs.save_agent(run, {name: p[i] for name, p in fleet.state.params.items()})
+        healthy = [i for i in range(len(mine)) if i not in training.faults]
+        for i in healthy:
+            runs.save_agent(mine[i], {name: p[i] for name, p in fleet.state.params.items()})
     finally:
         envs.close()
     if not finished:
@@ -110,9 +115,9 @@ def _train_and_judge(order: Order, seeds: Sequence[int], console: Console, resum
     trained: dict[str, Any] = {"train_seconds": round(seconds, 1), "precision": order.precision}
     if training.restarts:
         trained["new_games_after_steps"] = training.restarts
-    results = _judge(console, fleet, mine, trained)
-    for run in mine:
-        checkpoint.remove(run.path)
+    results = _judge(console, fleet, mine, healthy, trained) if healthy else []
+    for i in healthy:
+        checkpoint.remove(mine[i].path)
     return results
 
 
@@ -162,48 +167,60 @@ def _refuse_too_large(order: Order) -> None:
 def _learn(console: Console, training: Training, mine: Sequence[Run], every: int, before: float) -> tuple[bool, float]:
     """Train to the end, or until somebody asks to stop; return whether it is the end, and the seconds of it all."""
     began = time.monotonic() - before
-    folders = [run.path for run in mine]
     last: list[dict[str, Any]] = []
     steps = training.fleet.config.schedule.steps
     writer = Writer()
 
     def save() -> None:
         seconds = time.monotonic() - began
-        writer.write(folders, [one._replace(about=one.about | {"seconds": seconds}) for one in training.snapshots()])
+        saved = {
+            mine[i].path: one._replace(about=one.about | {"seconds": seconds})
+            for i, one in enumerate(training.snapshots())
+            if i not in training.faults
+        }
+        writer.write(list(saved), list(saved.values()))
 
     try:
         with StopRequest() as stop, Bar(console, "training", steps, "steps") as bar:
             for tick in training.ticks():
                 last = tick.rows or last
                 bar.show(tick.step, _figures(tick, last))
-                for run, row in zip(mine, tick.rows or [], strict=False):
-                    runs.log(run, row, time.monotonic() - began)
-                if stop.check():
+                for i in tick.faults:
+                    checkpoint.write(mine[i].path, training.dump(i), "fault.spr")
+                    console.print(runs.save_fault(mine[i], training.faults[i]), highlight=False, soft_wrap=True)
+                for i, row in enumerate(tick.rows or []):
+                    if i not in training.faults:
+                        runs.log(mine[i], row, time.monotonic() - began)
+                if stop.check() or len(training.faults) == len(mine):
                     break
                 if every and tick.step % every == 0 and tick.step < steps:
                     save()
         save()
     finally:
         writer.close()
-    return training.step == steps, time.monotonic() - began
+    return training.step == steps or len(training.faults) == len(mine), time.monotonic() - began
 
 
-def _judge(console: Console, fleet: Fleet, mine: Sequence[Run], trained: dict[str, Any]) -> list[dict[str, Any]]:
+def _judge(
+    console: Console, fleet: Fleet, mine: Sequence[Run], which: Sequence[int], trained: dict[str, Any]
+) -> list[dict[str, Any]]:
     """Play the evaluation's games and store the results; where no random score is published, measure one beside."""
     began = time.monotonic()
-    config, game, params = fleet.config, mine[0].game, dict(fleet.state.params)
-    episodes = show_games(console, config, game, params, fleet.seeds)
+    config, game, seeds = fleet.config, mine[0].game, [fleet.seeds[i] for i in which]
+    params = {name: p[list(which)] for name, p in fleet.state.params.items()}
+    episodes = show_games(console, config, game, params, seeds)
     measured: dict[str, Any] = {
         **trained,
         "eval_seconds": round(time.monotonic() - began, 1),
         "agents_together": len(mine),
         "device": device_name(fleet.device),
     }
-    extra: list[dict[str, Any]] = [{} for _ in mine]
+    extra: list[dict[str, Any]] = [{} for _ in which]
     if normalised(game, 0.0) is None:
-        chance = show_games(console, config, game, params, fleet.seeds, epsilon=1.0)
+        chance = show_games(console, config, game, params, seeds, epsilon=1.0)
         extra = [{"random_score": sum(scores) / len(scores)} for scores in chance]
-    return [runs.save_result(run, e, measured | x) for run, e, x in zip(mine, episodes, extra, strict=True)]
+    judged = [mine[i] for i in which]
+    return [runs.save_result(run, e, measured | x) for run, e, x in zip(judged, episodes, extra, strict=True)]
 
 
 def _seeds(seeds: Sequence[int]) -> str:

@@ -46,6 +46,7 @@ class Tick(NamedTuple):
     step: int
     scores: list[float | None]  # per agent, mean raw score of its last games
     rows: list[dict[str, Any]] | None
+    faults: list[int]  # agents whose learning has just been found to have failed
 
 
 def assemble(
@@ -79,6 +80,7 @@ class Training:
         steps, agents = fleet.config.schedule.steps, len(fleet.seeds)
         self.fleet = fleet
         self.step = 0
+        self.faults: dict[int, int] = {}  # the step after which an agent's updates failed
         self.restarts: list[int] = []  # steps after which a new game began because the old one could not be restored
         self._update = Updates(fleet.learner, fleet.state, fleet.replay, fleet.dice)
         self._turn = Turn(fleet)
@@ -110,13 +112,33 @@ class Training:
                 self._update.beta.fill_(beta_at(config, step))
                 for _ in range(schedule.updates_per_step):
                     self._update()
-            chosen = turn.chosen()
+            chosen, faulty = turn.chosen()
+            new = self._found(faulty, step)
             fleet.envs.send(chosen)
             out = fleet.envs.receive()
             turn.settle(out)
             self._note(chosen, out)
             rows = self._rows()
-            yield Tick(self.step, self._games.recent(), rows)
+            if self.step == schedule.steps:
+                new += self._found(fleet.state.faulty.cpu().numpy(), schedule.steps)
+            yield Tick(self.step, self._games.recent(), rows, new)
+
+    def _found(self, faulty: NDArray[np.bool_], step: int) -> list[int]:
+        """Note whose updates after the step before this one failed, and return those not known before."""
+        new = [int(agent) for agent in np.flatnonzero(faulty) if agent not in self.faults]
+        self.faults |= dict.fromkeys(new, step)
+        return new
+
+    def dump(self, agent: int) -> Checkpoint:
+        """Return what makes an agent's failed update fail again: everything as it was before, and its numbers."""
+        step = self.faults[agent]
+        whole = self.snapshots()[agent]
+        tensors = whole.tensors | {f"numbers_{name}": t[agent].cpu() for name, t in self._update.last._asdict().items()}
+        tensors |= {name: tensors[name][:step] for name in ("actions", "rewards", "ends")}
+        # The host learns of it a step later, when one more sequence can be drawn than could be then.
+        later = torch.arange(step, self.step) - self.fleet.config.horizon
+        tensors["priority"][later[later >= 0] % self.fleet.replay.capacity] = 0
+        return Checkpoint(step, tensors, whole.about)
 
     def _seeds(self) -> list[int]:
         return [seeds_for(seed, "train", 1)[0] for seed in self.fleet.seeds]
@@ -194,6 +216,14 @@ class Training:
         about = saved[0].about
         sums = torch.stack([one.tensors["watched"] for one in saved], 1)
         self._update.restore(about["watched"], sums, int(about["watched_updates"]))
+
+    def fail_again(self, dump: Checkpoint) -> dict[str, Tensor]:
+        """Do the update that failed, of a fleet of one, and return what there was to watch, [1] each."""
+        list(self.restore([dump]))
+        fleet = self.fleet
+        numbers = Numbers(*(dump.tensors[f"numbers_{name}"][None].to(fleet.device) for name in Numbers._fields))
+        beta = torch.tensor(beta_at(fleet.config, dump.step - 1), device=fleet.device)
+        return fleet.learner.prepare(fleet.state, fleet.replay, fleet.dice.draws(numbers), beta)[1]
 
     def _play_again(self, saved: Sequence[Checkpoint]) -> Iterator[int]:
         """Bring environments that repeat themselves back to where they were."""
@@ -291,9 +321,10 @@ class Turn:
         """Do a step of the past again: see, and store the actions that were taken then, [S]."""
         self._see(None, torch.from_numpy(action).to(self._fleet.device)[:, None])
 
-    def chosen(self) -> NDArray[np.int64]:
-        """Wait for the actions, [S]."""
-        return self._outbox.read()
+    def chosen(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Wait for the actions, [S], and with them for whose learning has failed, [S]."""
+        action, faulty = self._outbox.read()
+        return action, faulty.astype(np.bool_)
 
     def settle(self, out: Step) -> None:
         """Send what came of the step; it is stored at once, so that the replay is whole between two steps."""
@@ -303,7 +334,10 @@ class Turn:
 
     @torch.no_grad()
     def _see(self, numbers: Numbers | None, action: Tensor | None) -> Tensor:
-        """See the newest frame and store it with the action taken, [S]: the given one, or the best by these numbers."""
+        """See the newest frame and store it with an action: the given one, or the best by these numbers.
+
+        Returns the actions and whose learning has failed, [2, S].
+        """
         fleet, frame, first = self._fleet, self._inbox["frame"], self._inbox["first"]
         fleet.actor.observe(frame[:, None], first[:, None])
         if action is None:
@@ -311,7 +345,7 @@ class Turn:
             action = fleet.actor.greedy(fleet.state.params, fleet.dice.head_noise(numbers.normal))
             action = fleet.dice.explored(action, numbers, self.epsilon)
         fleet.replay.append(frame, first, action[:, 0])
-        return action[:, 0]
+        return torch.stack([action[:, 0], fleet.state.faulty.to(action.dtype)])
 
 
 def beta_at(config: Config, step: int) -> float:
