@@ -244,29 +244,26 @@ def arguments(game, seeds, out, steps):
     return ["train", game, "--seeds", *map(str, seeds), *changes, *often, "--out", str(out)]
 
 
-@pytest.mark.parametrize(
-    ("game", "seeds", "steps"), [("catch", [0], 240), ("ms_pacman", [0], 240), ("catch", [0, 1, 2], 160)]
-)
-def test_a_run_killed_again_and_again_ends_like_one_that_was_not(game, seeds, steps, tmp_path):
+@pytest.mark.parametrize(("game", "seeds"), [("catch", [0]), ("ms_pacman", [0]), ("catch", [0, 1, 2])])
+def test_a_run_killed_again_and_again_ends_like_one_that_was_not(game, seeds, tmp_path):
+    steps = 120 * KILLS
     whole = start(arguments(game, seeds, tmp_path / "whole", steps), tmp_path / "whole.txt")
-    whole.join(300)
+    whole.join(900)
     assert whole.exitcode == 0, (tmp_path / "whole.txt").read_text()
     dice = random.Random(len(seeds))
     killed = 0
     log = tmp_path / "killed.txt"
     while killed < KILLS:
         process = start([*arguments(game, seeds, tmp_path / "killed", steps), "--resume"], log)
-        process.join(dice.uniform(0.3, 3.0))
-        if not process.is_alive():
-            break  # it came to its end before this kill
+        process.join(dice.uniform(0.2, 1.6))
+        assert process.is_alive(), f"it came to its end, or to an error, after {killed} kills: {log.read_text()}"
         process.kill()
         process.join()
         killed += 1
         time.sleep(0.05)
     last = start([*arguments(game, seeds, tmp_path / "killed", steps), "--resume"], log)
-    last.join(300)
+    last.join(900)
     assert last.exitcode == 0, log.read_text()
-    assert killed >= 1
     for seed in seeds:
         one, two = (runs.folder(tmp_path / where, "spr", game, seed) for where in ("whole", "killed"))
         for name in ("agent.safetensors", "metrics.jsonl", "config.json"):

@@ -108,6 +108,34 @@ def test_nothing_that_changes_is_frozen_in_the_graph(three):
     assert state.count.item() == 1e6 + 1
 
 
+def test_a_fault_stops_one_agent_of_a_captured_fleet():
+    sound, updates = filled([3, 1, 7])
+    learn(sound, updates, 12)
+    poisoned, updates = filled([3, 1, 7])
+    learn(poisoned, updates, 6)
+    poisoned.state.weights[1, 100] = torch.inf
+    before, priority = poisoned.state.weights[1].clone(), poisoned.replay.priority[1].clone()
+    for i in range(6, 12):
+        updates.beta.fill_(0.4 + 0.03 * i)
+        updates()
+    assert poisoned.state.faulty.tolist() == [False, True, False]
+    assert torch.equal(poisoned.state.weights[1], before)
+    assert torch.equal(poisoned.replay.priority[1], priority)
+    for healthy in (0, 2):
+        assert torch.equal(poisoned.state.weights[healthy], sound.state.weights[healthy])
+
+
+@pytest.mark.parametrize("preset", ["der", "otrainbow", "drq", "curl", "spr_nostopgrad", "contrastive_5step"])
+def test_other_methods_captured_equal_eager(preset):
+    small = SMALL | {"learner.depth": min(2, preset_config(preset).learner.depth), "learner.target_period": 4}
+    captured, updates = filled([0, 1], changes=small, preset=preset)
+    start = captured.state.weights.clone()
+    learn(captured, updates, 8)
+    eager, updates = filled([0, 1], changes=small, preset=preset)
+    learn(eager, updates, 8, plainly=True)
+    assert_learnt_alike(captured.state.weights, eager.state.weights, start)
+
+
 @pytest.mark.parametrize("preset", ["spr", "spr_noaug"])
 def test_two_thousand_updates_in_bf16_stay_finite(preset):
     fleet, updates = filled([0, 1], torch.bfloat16, {"schedule.random_steps": 300}, preset)

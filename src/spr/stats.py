@@ -1,8 +1,11 @@
-"""Owns the aggregates over games: pure functions from per-game scores to the numbers in the paper's tables."""
+"""Owns the aggregates over games and runs: pure functions from scores to the numbers of tables, with intervals."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from spr.errors import UserError
 from spr.games import game_names, normalised
@@ -33,3 +36,86 @@ def _normalised(game: str, score: float, by: str) -> float:
     if value is None:
         raise UserError(f"'{game}' has no reference scores")
     return value
+
+
+Scores = Sequence[NDArray[np.float64]]  # one array per game, its runs last; what comes before are replicates
+
+
+class Interval(NamedTuple):
+    """An estimate with the interval that holds it with 95% confidence."""
+
+    value: float
+    low: float
+    high: float
+
+
+def mean(scores: Scores) -> NDArray[np.float64]:
+    """Return the mean over games of each game's mean over runs."""
+    value: NDArray[np.float64] = _per_game(scores).mean(-1)
+    return value
+
+
+def middle(scores: Scores) -> NDArray[np.float64]:
+    """Return the median over games of each game's mean over runs."""
+    value: NDArray[np.float64] = np.median(_per_game(scores), -1)
+    return value
+
+
+def iqm(scores: Scores) -> NDArray[np.float64]:
+    """Return the interquartile mean: of all runs of all games, without the best and the worst quarter."""
+    runs = np.sort(np.concatenate(scores, -1), -1)
+    cut = runs.shape[-1] // 4
+    value: NDArray[np.float64] = runs[..., cut : runs.shape[-1] - cut].mean(-1)
+    return value
+
+
+def optimality_gap(scores: Scores, goal: float = 1.0) -> NDArray[np.float64]:
+    """Return how far runs stay below the goal in the mean; what exceeds it counts as the goal."""
+    value: NDArray[np.float64] = goal - np.minimum(np.concatenate(scores, -1), goal).mean(-1)
+    return value
+
+
+def superhuman(scores: Scores) -> NDArray[np.float64]:
+    """Return how many games' means over runs exceed 1."""
+    value: NDArray[np.float64] = (_per_game(scores) > 1).sum(-1).astype(np.float64)
+    return value
+
+
+def profile(scores: Scores, thresholds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of runs above each threshold, [..., thresholds]."""
+    runs = np.concatenate(scores, -1)
+    value: NDArray[np.float64] = (runs[..., None, :] > thresholds[:, None]).mean(-1)
+    return value
+
+
+def probability_of_improvement(ours: Scores, theirs: Scores) -> NDArray[np.float64]:
+    """Return the chance that a run of ours beats one of theirs on the same game, ties half, mean over games."""
+    chances = []
+    for x, y in zip(ours, theirs, strict=True):
+        above = (x[..., :, None] > y[..., None, :]) + 0.5 * (x[..., :, None] == y[..., None, :])
+        chances.append(above.mean((-1, -2)))
+    value: NDArray[np.float64] = np.mean(chances, 0)
+    return value
+
+
+def bootstrap(
+    statistic: Callable[..., NDArray[np.float64]], *sets: Scores, replicates: int, random: np.random.Generator
+) -> Interval:
+    """Estimate a statistic of sets of scores with a 95% interval by the stratified percentile bootstrap.
+
+    Each game's runs are drawn anew with replacement, each set for itself. In pieces, so that memory stays small.
+    """
+    drawn = []
+    for begin in range(0, replicates, _PIECE):
+        count = min(_PIECE, replicates - begin)
+        again = [[runs[random.integers(runs.size, size=(count, runs.size))] for runs in scores] for scores in sets]
+        drawn.append(statistic(*again))
+    low, high = np.quantile(np.concatenate(drawn), [0.025, 0.975])
+    return Interval(float(statistic(*sets)), float(low), float(high))
+
+
+_PIECE = 2_000  # replicates that are held in memory together
+
+
+def _per_game(scores: Scores) -> NDArray[np.float64]:
+    return np.stack([runs.mean(-1) for runs in scores], -1)
