@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 from spr import checkpoint, runs
 from spr.checkpoint import Checkpoint, Spec, UnusableError
@@ -228,6 +228,7 @@ def command(arguments, out):
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         torch.set_num_threads(1)
+        checkpoint.remove = lambda _: None  # what a run ends with is looked at
         sys.exit(main(arguments))
 
 
@@ -268,9 +269,11 @@ def test_a_run_killed_again_and_again_ends_like_one_that_was_not(game, seeds, tm
         one, two = (runs.folder(tmp_path / where, "spr", game, seed) for where in ("whole", "killed"))
         for name in ("agent.safetensors", "metrics.jsonl", "config.json"):
             assert (one / name).read_bytes() == (two / name).read_bytes(), name
+        last, like = (load(checkpoint.path_of(f, steps).read_bytes().split(b"\n", 2)[2]) for f in (one, two))
+        assert last.keys() == like.keys() >= {"priority", "generator", "first_moment"}
+        assert all(torch.equal(last[name], like[name]) for name in last)
         results = [json.loads((folder / "result.json").read_text()) for folder in (one, two)]
         assert results[0]["episodes"] == results[1]["episodes"]
-        assert sorted(path.name for path in one.iterdir()) == sorted(path.name for path in two.iterdir())
 
 
 def test_the_one_before_is_used_when_the_last_is_damaged(tmp_path, capsys, monkeypatch):
