@@ -40,17 +40,17 @@ def quadratic(predicted: Tensor, target: Tensor, mask: Tensor) -> Tensor:
 
 
 def contrastive(predicted: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """Return InfoNCE (van den Oord et al. 2018) of cosines: every other target of the whole batch is a negative."""
-    steps, rows, size = predicted.shape
-    scores = unit(predicted).reshape(-1, size) @ unit(target).reshape(-1, size).T / TEMPERATURE  # [T * B, T * B]
-    own = scores.log_softmax(-1).diagonal().view(steps, rows)
-    return -(own.T * mask).sum(-1)
+    """Return InfoNCE (van den Oord et al. 2018) of cosines, sharpened by a temperature."""
+    return bilinear(unit(predicted) / TEMPERATURE, unit(target), mask)
 
 
 def bilinear(predicted: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """Return InfoNCE of plain products, as CURL has it (Laskin et al. 2020): the predictor is its bilinear form."""
+    """Return InfoNCE of plain products, as CURL has it (Laskin et al. 2020): the predictor is its bilinear form.
+
+    Every other target of the whole batch, of whatever sample and time, is a negative.
+    """
     steps, rows, size = predicted.shape
-    scores = predicted.reshape(-1, size) @ target.reshape(-1, size).T
+    scores = predicted.reshape(-1, size) @ target.reshape(-1, size).T  # [T * B, T * B]
     own = scores.log_softmax(-1).diagonal().view(steps, rows)
     return -(own.T * mask).sum(-1)
 
