@@ -8,7 +8,7 @@ import torch
 from spr.envs import make
 from spr.learner import Updates
 from spr.machine import tune
-from spr.presets import preset_config
+from spr.presets import PRESETS, preset_config
 from spr.train import assemble, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -125,15 +125,24 @@ def test_a_fault_stops_one_agent_of_a_captured_fleet():
         assert torch.equal(poisoned.state.weights[healthy], sound.state.weights[healthy])
 
 
-@pytest.mark.parametrize("preset", ["der", "otrainbow", "drq", "curl", "spr_nostopgrad", "contrastive_5step"])
-def test_other_methods_captured_equal_eager(preset):
+@pytest.mark.parametrize("preset", [name for name in PRESETS if not name.startswith(("spr_k", "spr_tau"))])
+def test_every_method_captured_equals_eager(preset):
+    """Update by update from the same state: over several, some contrastive losses blow rounding up to percents."""
     small = SMALL | {"learner.depth": min(2, preset_config(preset).learner.depth), "learner.target_period": 4}
     captured, updates = filled([0, 1], changes=small, preset=preset)
-    start = captured.state.weights.clone()
-    learn(captured, updates, 8)
-    eager, updates = filled([0, 1], changes=small, preset=preset)
-    learn(eager, updates, 8, plainly=True)
-    assert_learnt_alike(captured.state.weights, eager.state.weights, start)
+    eager, _ = filled([0, 1], changes=small, preset=preset)
+    for i in range(6):  # three compiled, then one captured, then replays
+        before = eager.state.weights.clone()
+        learn(captured, updates, 1)
+        learn(eager, updates, 1, plainly=True)
+        way = (eager.state.weights - before).norm(dim=-1)
+        assert (way > 0).all()
+        apart = (captured.state.weights - eager.state.weights).norm(dim=-1) / way
+        assert (apart < 2e-3).all(), (i, apart)
+        assert torch.allclose(captured.replay.priority, eager.replay.priority, rtol=1e-3)
+        for name in ("weights", "averaged", "copied", "first_moment", "second_moment"):
+            getattr(captured.state, name).copy_(getattr(eager.state, name))
+        captured.replay.priority.copy_(eager.replay.priority)
 
 
 @pytest.mark.parametrize("preset", ["spr", "spr_noaug"])
