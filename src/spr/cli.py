@@ -15,14 +15,17 @@ from rich.console import Console
 from rich.table import Table
 
 from spr import __version__, bench, runs
+from spr.cluster import on_ray
 from spr.config import Config, fields, parse_override
 from spr.envs import known_games, rom_problem
 from spr.errors import UserError, did_you_mean
 from spr.games import game_names, normalised, reference_table
 from spr.machine import DEVICES, choose_device, choose_precision, device_name, free_memory, tune
+from spr.plan import LARGEST_FLEET, Settings, plan
 from spr.presets import PRESETS, preset_config
 from spr.replay import memory_needed
 from spr.session import INTERRUPTED, Order, carry_out, show_games
+from spr.sweep import forecast, local, sweep
 
 _PRECISION_HELP = "of matrix products while learning: fp32, tf32 or bf16 (default: auto, bf16 on a GPU, fp32 on a CPU)"
 
@@ -65,39 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"spr {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    one = commands.add_parser("train", help="train agents on a game and evaluate them", description=_train.__doc__)
-    one.add_argument("game", help="catch, an Atari game such as pong or ms_pacman, or a Gymnasium id (module:Name-v0)")
-    one.add_argument("--preset", default="spr", help="the method: one of 'spr presets' (default: spr)")
-    one.add_argument(
-        "--seeds",
-        type=int,
-        nargs="+",
-        default=[0],
-        metavar="N",
-        help="one agent per seed, trained as a fleet (default: 0)",
-    )
-    one.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
-    one.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto, the GPU if there is one)")
-    one.add_argument("--precision", default="auto", help=_PRECISION_HELP)
-    one.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds all runs (default: runs)")
-    one.add_argument("--overwrite", action="store_true", help="replace runs that are already in the way")
-    one.add_argument("--resume", action="store_true", help="go on where runs were cut off; finished ones are skipped")
-    one.add_argument(
-        "--checkpoint-every",
-        type=int,
-        default=5_000,
-        metavar="N",
-        help="steps between two checkpoints; 0 keeps one only when stopped (default: 5,000)",
-    )
-    one.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="change any value of the preset, such as learner.depth=3; 'spr presets NAME' explains them all",
-    )
-    one.set_defaults(run=_train)
-
+    _add_train(commands)
+    _add_sweep(commands)
     two = commands.add_parser("evaluate", help="play whole games with a trained agent", description=_evaluate.__doc__)
     two.add_argument(
         "folder", type=Path, metavar="RUN", help="a run's folder, such as runs/spr/pong/seed-0, or an exported agent"
@@ -133,6 +105,73 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_train(commands: Any) -> None:
+    one = commands.add_parser("train", help="train agents on a game and evaluate them", description=_train.__doc__)
+    one.add_argument("game", help="catch, an Atari game such as pong or ms_pacman, or a Gymnasium id (module:Name-v0)")
+    one.add_argument("--preset", default="spr", help="the method: one of 'spr presets' (default: spr)")
+    one.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[0],
+        metavar="N",
+        help="one agent per seed, trained as a fleet (default: 0)",
+    )
+    one.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
+    one.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto, the GPU if there is one)")
+    one.add_argument("--precision", default="auto", help=_PRECISION_HELP)
+    one.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds all runs (default: runs)")
+    one.add_argument("--overwrite", action="store_true", help="replace runs that are already in the way")
+    one.add_argument("--resume", action="store_true", help="go on where runs were cut off; finished ones are skipped")
+    one.add_argument(
+        "--checkpoint-every",
+        type=int,
+        default=5_000,
+        metavar="N",
+        help="steps between two checkpoints; 0 keeps one only when stopped (default: 5,000)",
+    )
+    one.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="change any value of the preset, such as learner.depth=3; 'spr presets NAME' explains them all",
+    )
+    one.set_defaults(run=_train)
+
+
+def _add_sweep(commands: Any) -> None:
+    one = commands.add_parser("sweep", help="train methods x games x seeds", description=_sweep.__doc__)
+    one.add_argument("--presets", nargs="+", default=["spr"], metavar="NAME", help="the methods (default: spr)")
+    one.add_argument(
+        "--games", nargs="+", required=True, metavar="GAME", help="the games, or 'all' for the 26 of Atari 100k"
+    )
+    one.add_argument("--seeds", type=int, default=10, metavar="N", help="runs of each: seeds 0 to N-1 (default: 10)")
+    one.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds all runs (default: runs)")
+    one.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
+    one.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto, the GPU if there is one)")
+    one.add_argument("--precision", default="auto", help=_PRECISION_HELP)
+    one.add_argument("--checkpoint-every", type=int, default=5_000, metavar="N", help="as for 'spr train'")
+    one.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as for 'spr train'")
+    one.add_argument(
+        "--agents",
+        type=int,
+        default=LARGEST_FLEET,
+        metavar="S",
+        help=f"the most that are trained together, if they fit (default: {LARGEST_FLEET})",
+    )
+    one.add_argument(
+        "--together",
+        type=int,
+        metavar="N",
+        help="fleets at a time (default: 2 on a GPU, else 1)",
+    )
+    one.add_argument("--engine", choices=("local", "ray"), default="local", help="this machine, or a Ray cluster")
+    one.add_argument("--address", help="the Ray cluster's (default: the one Ray finds, or a new one here)")
+    one.add_argument("--dry-run", action="store_true", help="print the plan with its expected time and memory")
+    one.set_defaults(run=_sweep)
+
+
 def _train(args: argparse.Namespace, console: Console) -> int:
     """Train one agent per seed on a game, play the evaluation's games, and store everything under OUT/PRESET/GAME/."""
     changes = dict(parse_override(text) for text in args.set)
@@ -156,6 +195,31 @@ def _train(args: argparse.Namespace, console: Console) -> int:
         checkpoint_every=args.checkpoint_every,
     )
     return carry_out(order, console, resume=args.resume, overwrite=args.overwrite)
+
+
+def _sweep(args: argparse.Namespace, console: Console) -> int:
+    """Train every method on every game with every seed, in fleets; finished runs are skipped, others go on."""
+    for name, least in (("seeds", 1), ("agents", 1), ("together", 1), ("checkpoint_every", 0)):
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise UserError(f"--{name.replace('_', '-')} takes a number of at least {least}")
+    here = args.engine == "local"
+    # The driver of a cluster need not have the device that its nodes have.
+    device = choose_device(args.device) if here or args.device == "auto" else torch.device(args.device)
+    together = args.together or (2 if device.type == "cuda" else 1)
+    settings = Settings(
+        out=args.out,
+        device=device,
+        precision=choose_precision(args.precision, device),
+        changes=(*args.set, *([f"schedule.steps={args.steps}"] if args.steps is not None else [])),
+        checkpoint_every=args.checkpoint_every,
+    )
+    games = [game for name in args.games for game in (game_names() if name == "all" else [name])]
+    jobs = plan(args.presets, games, range(args.seeds), settings, args.agents, here)
+    if args.dry_run:
+        console.print(forecast(jobs, settings, together))
+        return 0
+    return sweep(jobs, settings, local(together) if here else on_ray(together, args.address), console)
 
 
 def _evaluate(args: argparse.Namespace, console: Console) -> int:

@@ -55,7 +55,7 @@ class Bar:
             self._marks.popleft()
         since, before = self._marks[0]
         rate = (done - before) / max(now - since, 1e-9)
-        left = _clock((self._total - done) / rate) if rate > 0 else "-"
+        left = clock((self._total - done) / rate) if rate > 0 else "-"
         speed = f"{rate:,.1f} {self._unit}/s"
         self._live.update(self._task, completed=done, rate=speed, left=left, figures=figures)
         if not self._console.is_terminal and (now - self._said > _PLAIN_EVERY or done == self._total):
@@ -105,7 +105,8 @@ class StopRequest:
             self.asked, self._when = True, time.monotonic()
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Return a length of time as hours:minutes:seconds."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"

@@ -138,6 +138,23 @@ def finished(path: Path) -> bool:
     return (path / "result.json").is_file()
 
 
+def results(path: Path) -> list[Path]:
+    """Return the files that a run's folder keeps for good, in the order in which they may appear elsewhere."""
+    kept = [name for name in _KNOWN if name != "result.json"]
+    return [path / name for name in (*kept, "result.json") if (path / name).is_file()]
+
+
+def bring(path: Path, data: bytes) -> None:
+    """Have a file here that was made elsewhere; nothing is written where elsewhere was here, or is shared."""
+    try:
+        if path.is_file() and path.read_bytes() == data:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, data)
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
 def failed(path: Path) -> bool:
     """Say whether a run's learning has failed."""
     return (path / "fault.json").is_file()

@@ -1,0 +1,86 @@
+"""Owns the engine that carries a sweep out on a Ray cluster: one task per job, retried by Ray, its files brought home.
+
+Ray schedules, notices lost workers and nodes, and starts their tasks again; a task that starts again goes on from the
+last checkpoint that it can see.
+"""
+
+import logging
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from spr import runs
+from spr.display import StopRequest
+from spr.errors import UserError
+from spr.plan import Job, Settings
+from spr.sweep import Command, Engine, Event, log_of
+
+_LOOK = 0.5  # seconds between two looks at the tasks
+_RETRIES = 5  # after a lost worker or node
+
+
+def on_ray(together: int, address: str | None) -> Engine:
+    """Return an engine that hands jobs to a Ray cluster, `together` of them to a GPU."""
+    try:
+        import ray  # noqa: PLC0415 - an extra that most users do without
+    except ImportError as error:
+        raise UserError("--engine ray needs Ray: pip install 'spr[ray]'") from error
+
+    def engine(jobs: Sequence[Job], settings: Settings, stop: StopRequest) -> Iterator[Event | None]:
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UserError(f"no Ray cluster can be reached: {' '.join(str(error).split())}") from error
+        task = ray.remote(_train).options(
+            num_cpus=1,
+            num_gpus=1 / together if settings.device.type == "cuda" else 0,
+            max_retries=_RETRIES,
+        )
+        running: dict[Any, Job] = {}
+        try:
+            for job in jobs:
+                folders = [str(settings.folder(job, seed).absolute()) for seed in job.seeds]
+                log = str(log_of(settings.out, job).absolute())
+                running[task.remote(settings.command(job), log, folders)] = job
+                yield Event(job, "running")
+            while running and not stop.check():
+                ended, _ = ray.wait(list(running), timeout=_LOOK)
+                yield None
+                for reference in ended:
+                    yield _ended(running.pop(reference), reference, ray)
+            for reference, job in running.items():
+                ray.cancel(reference)
+                yield Event(job, "stopped")
+            ray.wait(list(running), num_returns=len(running)) if running else None
+        finally:
+            ray.shutdown()
+
+    return engine
+
+
+def _ended(job: Job, reference: Any, ray: Any) -> Event:
+    """Bring home what a task made, and say how it ended."""
+    try:
+        event, files = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        return Event(job, "failed", f"lost on the cluster: {' '.join(str(error).split())[:300]}")
+    for name, data in files.items():
+        runs.bring(Path(name), data)
+    return Event(job, event.state, event.reason)
+
+
+def _train(arguments: list[str], log: str, folders: list[str]) -> tuple[Event, dict[str, bytes]]:
+    """Carry a job out where Ray has put it; return how it ended and the files it made.
+
+    The training is killed with its worker: what nobody waits for must not hold the lock of a run.
+    """
+    command = Command(arguments, Path(log), threads=1, when_orphaned=signal.SIGKILL)
+    try:
+        command.wait()
+    except KeyboardInterrupt:
+        command.stop()
+        command.wait()
+    event = command.event(Job("", "", ()))
+    kept = [Path(log), *(path for folder in folders for path in runs.results(Path(folder)))]
+    return event, {str(path): path.read_bytes() for path in kept}

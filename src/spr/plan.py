@@ -1,0 +1,189 @@
+"""Owns the plan of a sweep: the fleets that its runs are trained in, and what each will cost in time and memory."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from spr import runs
+from spr.config import Config, parse_override
+from spr.envs import make
+from spr.errors import UserError
+from spr.games import reference_table
+from spr.machine import device_name, free_memory
+from spr.presets import preset_config
+from spr.replay import memory_needed
+
+LARGEST_FLEET = 10  # of a sweep, unless asked for more: larger ones gain little per agent (docs/performance.md)
+# Beside the replay, from `spr bench` on pong: of PyTorch on a GPU, and of the whole process on a CPU.
+_BESIDE = {"cuda": (360 * 2**20, 290 * 2**20), "cpu": (700 * 2**20, 340 * 2**20)}  # once, and per agent
+
+
+@dataclass(frozen=True)
+class Job:
+    """One fleet: the seeds of a game that are trained together by one method."""
+
+    preset: str
+    game: str
+    seeds: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """Name it for a person."""
+        return f"{self.preset} on {self.game}, seed{'s' * (len(self.seeds) > 1)} {_shortly(self.seeds)}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all runs of a sweep share."""
+
+    out: Path
+    device: torch.device
+    precision: str
+    changes: tuple[str, ...]  # FIELD=VALUE, as on the command line
+    checkpoint_every: int
+
+    def config(self, job: Job) -> Config:
+        """Return the configuration of a job's runs."""
+        return preset_config(job.preset, job.game).override(dict(parse_override(text) for text in self.changes))
+
+    def folder(self, job: Job, seed: int) -> Path:
+        """Return where one of its runs lives."""
+        return runs.folder(self.out, job.preset, job.game, seed)
+
+    def command(self, job: Job) -> list[str]:
+        """Return the arguments of `spr` that train a job, or go on with it."""
+        seeds = [str(seed) for seed in job.seeds]
+        where = ["--out", str(self.out.absolute()), "--device", self.device.type, "--precision", self.precision]
+        kept = ["--checkpoint-every", str(self.checkpoint_every), "--resume"]
+        changed = [part for text in self.changes for part in ("--set", text)]
+        return ["train", job.game, "--preset", job.preset, "--seeds", *seeds, *where, *kept, *changed]
+
+
+class Cost(NamedTuple):
+    """What a job is expected to take."""
+
+    seconds: float | None  # unknown where nothing was measured on such a device
+    memory: int  # bytes
+
+
+def plan(
+    presets: Sequence[str], games: Sequence[str], seeds: Sequence[int], settings: Settings, largest: int, here: bool
+) -> list[Job]:
+    """Divide presets x games x seeds into fleets of at most `largest` agents; whatever can't work is refused here.
+
+    Fleets that are trained on this machine are no larger than what fits its memory.
+    """
+    for what, names in (("preset", presets), ("game", games), ("seed", seeds)):
+        twice = next((name for name in names if list(names).count(name) > 1), None)
+        if twice is not None:
+            raise UserError(f"the {what} {twice} is given twice")
+    jobs = []
+    for game in games:
+        make(game, 1).close()  # an unknown game is refused in the words of its owner
+        for preset in presets:
+            whole = Job(preset, game, tuple(seeds))
+            config = settings.config(whole)
+            size = min(largest, fitting(config, settings.device)) if here else largest
+            fleets = math.ceil(len(seeds) / size)
+            jobs += [Job(preset, game, part) for part in _parts(whole.seeds, fleets)]
+    return jobs
+
+
+def fitting(config: Config, device: torch.device) -> int:
+    """Return how many agents fit into the memory that is free now."""
+    free = free_memory(device)
+    for agents in range(1, 1_000):
+        if memory(config, agents, device) > free:
+            if agents == 1:
+                raise UserError(
+                    f"one agent takes about {memory(config, 1, device) / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB "
+                    f"are free on the {device.type}: set a smaller replay.capacity"
+                )
+            return agents - 1
+    return 1_000
+
+
+def memory(config: Config, agents: int, device: torch.device) -> int:
+    """Return about how many bytes a fleet takes on a device."""
+    once, each = _BESIDE[device.type]
+    return once + agents * each + memory_needed(config, agents)
+
+
+def unfinished(jobs: Iterable[Job], settings: Settings) -> list[Job]:
+    """Return what of the jobs has no result yet."""
+    left = []
+    for job in jobs:
+        seeds = tuple(seed for seed in job.seeds if not runs.finished(settings.folder(job, seed)))
+        left += [Job(job.preset, job.game, seeds)] if seeds else []
+    return left
+
+
+class Rates:
+    """How long runs take here: as finished runs of this sweep took, or as was measured on such a device before."""
+
+    def __init__(self, jobs: Iterable[Job], settings: Settings) -> None:
+        """Look at what is finished. If there is no such device here, the runs are made elsewhere: any device counts."""
+        self._settings = settings
+        here = settings.device.type != "cuda" or torch.cuda.is_available()
+        name = device_name(settings.device) if here else None
+        self._steps: dict[str, dict[int, list[float]]] = {}  # by preset and fleet: seconds per step
+        self._judging: list[float] = []  # seconds of evaluation per agent
+        for job in jobs:
+            for seed in job.seeds:
+                self._learn(job.preset, settings.folder(job, seed) / "result.json", name)
+        rows = [row for row in reference_table("rates") if row["device"] == name]
+        self._known = {int(row["agents"]): float(row["step_ms"]) / 1e3 for row in rows}
+        self._known_judging = [float(row["evaluation_s_per_agent"]) for row in rows]
+
+    def cost(self, job: Job) -> Cost:
+        """Return what a job is expected to take; methods that never ran here as long as SPR."""
+        config, agents = self._settings.config(job), len(job.seeds)
+        need = memory(config, agents, self._settings.device)
+        seen = {size: median(found) for size, found in self._steps.get(job.preset, {}).items()} or self._known
+        judging = self._judging or self._known_judging
+        if not seen or not judging:
+            return Cost(None, need)
+        training = config.schedule.steps * _between(seen, agents)
+        return Cost(training + agents * median(judging) * config.evaluation.episodes / 100, need)
+
+    def _learn(self, preset: str, path: Path, device: str | None) -> None:
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+            if device not in (None, result["device"]):
+                return
+            together = int(result["agents_together"])
+            sizes = self._steps.setdefault(preset, {})
+            sizes.setdefault(together, []).append(result["train_seconds"] / result["steps"])
+            self._judging.append(result["eval_seconds"] / together * 100 / len(result["episodes"]))
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+            return  # no measurement; what is wrong with a result is the report's to say
+
+
+def _between(seen: dict[int, float], agents: int) -> float:
+    """Interpolate between measured fleets; above the largest, time grows with the number of agents."""
+    sizes = sorted(seen)
+    if agents >= sizes[-1]:
+        return seen[sizes[-1]] * agents / sizes[-1]
+    if agents <= sizes[0]:
+        return seen[sizes[0]]
+    low = max(size for size in sizes if size <= agents)
+    high = min(size for size in sizes if size > agents)
+    return seen[low] + (seen[high] - seen[low]) * (agents - low) / (high - low)
+
+
+def _parts(seeds: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
+    """Divide seeds into parts of nearly equal size, in their order."""
+    sizes = [len(seeds) // count + (i < len(seeds) % count) for i in range(count)]
+    ends = [sum(sizes[: i + 1]) for i in range(count)]
+    return [seeds[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def _shortly(seeds: Sequence[int]) -> str:
+    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"{seeds[0]}-{seeds[-1]}"
+    return " ".join(map(str, seeds))

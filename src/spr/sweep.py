@@ -1,0 +1,282 @@
+"""Owns carrying a sweep out: every job in a process of its own, an overview of them all, and the table at the end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from spr import runs
+from spr.display import StopRequest, clock
+from spr.plan import Cost, Job, Rates, Settings, unfinished
+from spr.session import FAILED, INTERRUPTED
+
+_LOOK = 0.2  # seconds between two looks at the jobs
+# Set in the child itself: code between fork and exec is unsafe where the parent has threads. 1 is PR_SET_PDEATHSIG.
+_CHILD = "import ctypes, sys; ctypes.CDLL(None).prctl(1, {signal}); from spr.cli import main; sys.exit(main())"
+
+
+class Event(NamedTuple):
+    """Something that became of a job."""
+
+    job: Job
+    state: str  # running, done, failed or stopped
+    reason: str = ""
+
+
+# What carries jobs out: yields what becomes of each, and None when there is nothing new. It looks at the wish to stop.
+Engine = Callable[[Sequence[Job], Settings, StopRequest], Iterator[Event | None]]
+
+
+def sweep(jobs: Sequence[Job], settings: Settings, engine: Engine, console: Console) -> int:
+    """Carry out what is not finished, show how it goes, end with a table; return the exit code."""
+    left = unfinished(jobs, settings)
+    if done := len(jobs) - len(left):
+        console.print(f"{done} of {len(jobs)} fleets are finished already and skipped", highlight=False)
+    rates = Rates(jobs, settings)
+    failed: list[Event] = []
+    with StopRequest() as stop, Overview(console, left, [rates.cost(job) for job in left], settings) as overview:
+        for event in engine(left, settings, stop):
+            overview.show(event)
+            if event is not None and event.state == "failed":
+                failed.append(event)
+    console.print(outcome(jobs, settings))
+    for event in failed:
+        console.print(f"failed: {event.job}: {event.reason}", highlight=False, soft_wrap=True)
+    if stop.asked:
+        console.print("stopped and saved; the same command goes on")
+        return INTERRUPTED
+    return FAILED if failed else 0
+
+
+def local(together: int) -> Engine:
+    """Return an engine that runs jobs on this machine, several at a time, each as a command of its own."""
+
+    def engine(jobs: Sequence[Job], settings: Settings, stop: StopRequest) -> Iterator[Event | None]:
+        waiting, running = list(jobs), dict[Job, Command]()
+        asked = False
+        # Two fleets that both used every core took eight times as long as with one core each (catch, two cores).
+        threads = max(1, (os.cpu_count() or 1) // together)
+        try:
+            while running or (waiting and not stop.check()):
+                while waiting and len(running) < together and not stop.check():
+                    job = waiting.pop(0)
+                    running[job] = Command(settings.command(job), log_of(settings.out, job), threads)
+                    yield Event(job, "running")
+                if stop.check() and not asked:
+                    asked = True
+                    for command in running.values():
+                        command.stop()
+                time.sleep(_LOOK)
+                yield None
+                for job in [job for job, command in running.items() if command.ended() is not None]:
+                    yield running.pop(job).event(job)
+        finally:
+            for command in running.values():
+                command.kill()
+
+    return engine
+
+
+def log_of(out: Path, job: Job) -> Path:
+    """Return where a job's command writes what it says."""
+    folder = runs.folder(out / "logs", job.preset, job.game, job.seeds[0])
+    return folder.with_name(f"seeds-{'-'.join(map(str, job.seeds))}.txt")
+
+
+class Command:
+    """`spr` with arguments, in a process that is asked to save and stop if this one dies."""
+
+    def __init__(
+        self, arguments: Sequence[str], log: Path, threads: int, when_orphaned: signal.Signals = signal.SIGTERM
+    ) -> None:
+        """Start it, with so many threads for arithmetic; what it says goes to a file."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _CHILD.format(signal=int(when_orphaned)), *arguments],
+                env={"OMP_NUM_THREADS": str(threads)} | os.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is this process's to pass on
+            )
+
+    def ended(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+        return self._process.poll()
+
+    def wait(self) -> int:
+        """Wait for its end."""
+        return self._process.wait()
+
+    def stop(self) -> None:
+        """Ask it to save and stop."""
+        self._process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.wait()
+
+    def event(self, job: Job) -> Event:
+        """Say how it ended."""
+        code = self._process.returncode
+        if code == 0:
+            return Event(job, "done")
+        if code == INTERRUPTED:
+            return Event(job, "stopped")
+        if code < 0:
+            return Event(job, "failed", f"killed by {signal.Signals(-code).name}; see {self._log}")
+        lines = [line for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        return Event(job, "failed", f"{lines[-1].strip()} (see {self._log})" if lines else f"exit code {code}")
+
+
+class Overview:
+    """What is done, running, waiting and failed, and when it will end: live in a terminal, lines in a pipe."""
+
+    def __init__(self, console: Console, jobs: Sequence[Job], costs: Sequence[Cost], settings: Settings) -> None:
+        """Nothing is running yet."""
+        self._console, self._settings = console, settings
+        self._cost = {job: cost.seconds for job, cost in zip(jobs, costs, strict=True)}
+        self._states: dict[Job, Event] = {job: Event(job, "waiting") for job in jobs}
+        self._began: dict[Job, float] = {}
+        self._took: dict[Job, float] = {}
+        self._most = 1
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, event: Event | None) -> None:
+        """Take notice of what became of a job, if anything did."""
+        if event is not None:
+            now = time.monotonic()
+            if event.state == "running":
+                self._began.setdefault(event.job, now)
+            else:
+                self._took[event.job] = now - self._began.get(event.job, now)
+            self._states[event.job] = event
+            self._most = max(self._most, len(self._in("running")))
+            if not self._live:
+                self._console.print(f"{_said(event)}; {self.line()}", highlight=False, soft_wrap=True)
+        if self._live:
+            self._live.update(Group(Text(self.line(), style="bold"), self._rows()), refresh=True)
+
+    def line(self) -> str:
+        """Return everything in one line."""
+        parts = [f"{len(self._in(state))} {state}" for state in ("done", "running", "waiting", "failed")]
+        left = self._left()
+        return ", ".join(parts) + ("" if left is None else f", about {clock(left)} left")
+
+    def _in(self, state: str) -> list[Event]:
+        return [event for event in self._states.values() if event.state == state]
+
+    def _left(self) -> float | None:
+        """Return the seconds until the end, as those that are done took, and expected where none is."""
+        done = [self._took[event.job] for event in self._in("done")]
+        told = [self._cost[event.job] for event in self._in("done")]
+        expected = {event.job: self._cost[event.job] for state in ("waiting", "running") for event in self._in(state)}
+        each: dict[Job, float] = {job: cost for job, cost in expected.items() if cost is not None}
+        if len(each) < len(expected):
+            if not done:
+                return None
+            each = dict.fromkeys(expected, fmean(done))
+        elif done and all(told):
+            slower = sum(done) / sum(cost for cost in told if cost is not None)
+            each = {job: cost * slower for job, cost in each.items()}
+        now = time.monotonic()
+        left = [max(0.0, cost - (now - self._began.get(job, now))) for job, cost in each.items()]
+        return max([*left, sum(left) / self._most]) if left else 0.0
+
+    def _rows(self) -> Table:
+        table = Table(box=None, show_header=False)
+        now = time.monotonic()
+        for event in self._in("running"):
+            table.add_row("  ", str(event.job), self._progress(event.job), clock(now - self._began[event.job]))
+        for event in self._in("failed"):
+            table.add_row("[red]x[/]", str(event.job), event.reason)
+        return table
+
+    def _progress(self, job: Job) -> str:
+        """Return how far a running job is, from the last line of its first run's times."""
+        path = self._settings.folder(job, job.seeds[0]) / "times.jsonl"
+        try:
+            step = int(json.loads(path.read_text(encoding="utf-8").splitlines()[-1])["step"])
+        except (OSError, ValueError, KeyError, IndexError):
+            return "beginning"  # or on another machine
+        steps = self._settings.config(job).schedule.steps
+        return "evaluating" if step == steps else f"{step:,} of {steps:,} steps"
+
+
+def _said(event: Event) -> str:
+    return f"{event.state}: {event.job}" + (f": {event.reason}" if event.reason else "")
+
+
+def outcome(jobs: Sequence[Job], settings: Settings) -> Table:
+    """Return a table of mean scores, games down and methods across, with how many of the runs each rests on."""
+    scores: dict[tuple[str, str], list[float]] = {}
+    planned: dict[tuple[str, str], int] = {}
+    for job in jobs:
+        cell = (job.game, job.preset)
+        planned[cell] = planned.get(cell, 0) + len(job.seeds)
+        for seed in job.seeds:
+            path = settings.folder(job, seed) / "result.json"
+            if path.is_file():
+                scores.setdefault(cell, []).append(float(json.loads(path.read_text(encoding="utf-8"))["score"]))
+    presets = list(dict.fromkeys(job.preset for job in jobs))
+    table = Table(box=None, header_style="bold")
+    for column in ("game", *presets):
+        table.add_column(column, justify="left" if column == "game" else "right")
+    for game in dict.fromkeys(job.game for job in jobs):
+        row = []
+        for preset in presets:
+            found, all_of = scores.get((game, preset), []), planned[game, preset]
+            note = "" if len(found) == all_of else f" ({len(found)} of {all_of})"
+            row.append((f"{fmean(found):,.2f}" if found else "-") + note)
+        table.add_row(game, *row)
+    return table
+
+
+def forecast(jobs: Sequence[Job], settings: Settings, together: int) -> Group:
+    """Return the plan as a table with what each fleet is expected to take, and the sum."""
+    table = Table(box=None, header_style="bold")
+    for column in ("method", "game", "seeds", "state", "time", "memory"):
+        table.add_column(column, justify="right" if column in ("time", "memory") else "left")
+    rates, total, unknown = Rates(jobs, settings), 0.0, False
+    for job in jobs:
+        cost = rates.cost(job)
+        left = unfinished([job], settings)
+        begun = any(settings.folder(job, seed).exists() for seed in job.seeds)
+        state = "finished" if not left else "begun" if begun else "new"
+        if left:
+            total, unknown = total + (cost.seconds or 0.0), unknown or cost.seconds is None
+        time_text = "-" if not left else "unknown" if cost.seconds is None else clock(cost.seconds)
+        seeds = " ".join(map(str, job.seeds))
+        table.add_row(job.preset, job.game, seeds, state, time_text, f"{cost.memory / 2**30:.1f} GiB")
+    runs_all = sum(len(job.seeds) for job in jobs)
+    lines = [f"{len(jobs)} fleets, {runs_all} runs, {settings.device.type}, {together} at a time"]
+    if unknown:
+        lines.append(
+            "nothing was measured on such a device yet, so the time is unknown until a first fleet is finished"
+        )
+    else:
+        lines.append(f"about {clock(total)} if one follows the other; expected from measured rates")
+    return Group(table, *lines)

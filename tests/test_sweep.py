@@ -1,0 +1,316 @@
+"""A sweep's plan, costs and overview; engines that fail, stop, lose workers and still end with the same bytes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from spr import runs
+from spr.cli import main
+from spr.errors import UserError
+from spr.plan import Job, Rates, Settings, fitting, plan, unfinished
+from spr.sweep import Event, Overview, outcome
+
+CPU = torch.device("cpu")
+SMALL = (
+    "network.hidden=16",
+    "replay.batch=4",
+    "learner.depth=2",
+    "schedule.random_steps=60",
+    "schedule.steps=150",
+    "evaluation.episodes=3",
+)
+CHANGES = [part for text in SMALL for part in ("--set", text)]
+
+
+def settings(out, changes=SMALL):
+    return Settings(Path(out), CPU, "fp32", tuple(changes), 50)
+
+
+def spr(*arguments):
+    """`spr` with one thread, as a command of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "spr", *map(str, arguments)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def trainings(out):
+    """The processes that train into a folder, by the folders of their runs: (process, its parent)."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes().decode().split("\0")
+            if "train" in words and str(out) in words:
+                preset, seed = (words[words.index(option) + 1] for option in ("--preset", "--seeds"))
+                folder = runs.folder(out, preset, "catch", int(seed))
+                found[folder] = int(path.name), parent(path.name)
+        except OSError:
+            continue  # gone meanwhile
+    return found
+
+
+def parent(process):
+    return int(Path(f"/proc/{process}/status").read_text().split("PPid:")[1].split()[0])
+
+
+def wait_for(what, seconds=120):
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+    return found
+
+
+def results(out):
+    """What has to be equal between two sweeps: everything but times."""
+    found = {}
+    for path in sorted(Path(out).rglob("result.json")):
+        name = str(path.parent.relative_to(out))
+        result = json.loads(path.read_text())
+        found[name] = [
+            (path.parent / "agent.safetensors").read_bytes(),
+            (path.parent / "metrics.jsonl").read_bytes(),
+            {key: value for key, value in result.items() if not key.endswith("seconds")},
+        ]
+    return found
+
+
+def assert_equal_results(one, two, count):
+    first, second = results(one), results(two)
+    assert len(first) == count
+    assert first.keys() == second.keys()
+    for name in first:
+        assert first[name] == second[name], name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A sweep of three fleets, never disturbed."""
+    out = tmp_path_factory.mktemp("whole")
+    command = spr("sweep", "--presets", "spr", "rainbow", "--games", "catch", "--seeds", 2, "--agents", 1, "--out", out,
+                  "--checkpoint-every", 25, *CHANGES)  # fmt: skip
+    said, _ = command.communicate(timeout=300)
+    assert command.returncode == 0, said
+    return out, said
+
+
+def test_seeds_are_divided_evenly_into_fleets_that_fit(tmp_path):
+    made = plan(["spr", "der"], ["catch", "pong"], range(5), settings(tmp_path), 3, here=True)
+    assert [str(job) for job in made[:3]] == [
+        "spr on catch, seeds 0-2",
+        "spr on catch, seeds 3 4",
+        "der on catch, seeds 0-2",
+    ]
+    assert [job.game for job in made] == ["catch"] * 4 + ["pong"] * 4
+    everyone = [(job.preset, job.game, seed) for job in made for seed in job.seeds]
+    assert len(set(everyone)) == len(everyone) == 20
+
+
+def test_no_more_agents_than_memory(monkeypatch, tmp_path):
+    config = settings(tmp_path).config(Job("spr", "catch", (0,)))
+    one = 2**30 * 2
+    monkeypatch.setattr("spr.plan.free_memory", lambda _: one)
+    monkeypatch.setattr("spr.plan.memory", lambda _c, agents, _d: agents * 600 * 2**20)
+    assert fitting(config, CPU) == 3
+    assert [len(job.seeds) for job in plan(["spr"], ["catch"], range(10), settings(tmp_path), 10, here=True)] == [
+        3,
+        3,
+        2,
+        2,
+    ]
+    # A cluster's nodes are not this machine.
+    assert [len(job.seeds) for job in plan(["spr"], ["catch"], range(10), settings(tmp_path), 10, here=False)] == [10]
+    monkeypatch.setattr("spr.plan.memory", lambda _c, agents, _d: agents * 2**40)
+    with pytest.raises(UserError, match="one agent takes about 1024"):
+        fitting(config, CPU)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--games", "catch", "--presets", "sprr"], "unknown preset 'sprr'"),
+        (["--games", "pongg"], "pongg"),
+        (["--games", "catch", "catch"], "given twice"),
+        (["--games", "catch", "--presets", "spr", "spr"], "given twice"),
+        (["--games", "catch", "--set", "learner.dept=3"], "learner.dept"),
+        (["--games", "catch", "--seeds", "0"], "--seeds takes a number of at least 1"),
+        (["--games", "catch", "--together", "0"], "--together"),
+        (["--games", "catch", "--engine", "slurm"], "slurm"),
+        ([], "--games"),
+    ],
+)
+def test_bad_sweeps_are_refused_in_one_line_before_anything_is_written(arguments, complaint, tmp_path, capsys):
+    assert main(["sweep", "--out", str(tmp_path / "runs"), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert complaint in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def finished(out, preset, game, seed, **more):
+    folder = runs.folder(Path(out), preset, game, seed)
+    folder.mkdir(parents=True)
+    result = {"score": 5.0, "device": "cpu, 2 threads", "steps": 100, "train_seconds": 20.0, "eval_seconds": 8.0}
+    (folder / "result.json").write_text(json.dumps(result | {"agents_together": 2, "episodes": [5.0] * 50} | more))
+
+
+def test_costs_follow_what_finished_runs_took(tmp_path, monkeypatch):
+    monkeypatch.setattr("spr.plan.device_name", lambda _: "cpu, 2 threads")
+    jobs = [Job("spr", "catch", (0, 1)), Job("spr", "catch", (2, 3))]
+    assert Rates(jobs, settings(tmp_path)).cost(jobs[1]).seconds is None
+    finished(tmp_path, "spr", "catch", 0)
+    finished(tmp_path, "spr", "catch", 1, device="another")  # takes no part
+    # 0.2 s per step of two agents, 150 steps; 8 s for two agents' 50 games: 8 s per agent's 100, of which 3 are played.
+    assert Rates(jobs, settings(tmp_path)).cost(jobs[1]).seconds == pytest.approx(30 + 2 * 8 * 0.03)
+    assert Rates(jobs, settings(tmp_path)).cost(Job("spr", "catch", (2, 3, 4, 5))).seconds == pytest.approx(60 + 0.96)
+    assert unfinished(jobs, settings(tmp_path)) == [jobs[1]]
+    assert unfinished([Job("spr", "catch", (1, 2))], settings(tmp_path)) == [Job("spr", "catch", (2,))]
+
+
+def test_a_known_gpus_rates_are_used_before_anything_is_finished(tmp_path, monkeypatch):
+    monkeypatch.setattr("spr.plan.device_name", lambda _: "NVIDIA H200")
+    cost = Rates([], settings(tmp_path, ())).cost
+    assert cost(Job("spr", "pong", tuple(range(10)))).seconds == pytest.approx(546.1 + 160)
+    assert cost(Job("spr", "pong", (0, 1))).seconds == pytest.approx(100 * (1.868 + (3.069 - 1.868) / 3) + 32)
+    assert cost(Job("spr", "pong", tuple(range(20)))).seconds == pytest.approx(777.1 * 20 / 16 + 320)
+
+
+def test_the_dry_run_writes_nothing(tmp_path, capsys):
+    out = tmp_path / "runs"
+    assert main(["sweep", "--games", "all", "--presets", "spr", "rainbow", "--out", str(out), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "520 runs" in said
+    assert not out.exists()
+
+
+def test_the_overview_counts_and_foretells(tmp_path):
+    jobs = [Job("spr", "catch", (seed,)) for seed in range(4)]
+    console = Console(file=(tmp_path / "said").open("w"), width=200)
+    costs = [type("C", (), {"seconds": 10.0})() for _ in jobs]
+    view = Overview(console, jobs, costs, settings(tmp_path))
+    assert view.line() == "0 done, 0 running, 4 waiting, 0 failed, about 0:00:40 left"
+    view.show(Event(jobs[0], "running"))
+    view.show(Event(jobs[1], "running"))
+    assert view.line() in (f"0 done, 2 running, 2 waiting, 0 failed, about 0:00:{s} left" for s in (19, 20))
+    view._took[jobs[0]] = 20.0
+    view.show(Event(jobs[1], "failed", "a reason"))
+    assert view.line().startswith("0 done, 1 running, 2 waiting, 1 failed")
+    console.file.flush()
+    assert "failed: spr on catch, seed 1: a reason; 0 done" in (tmp_path / "said").read_text()
+
+
+def test_the_last_table_says_what_is_missing(tmp_path):
+    jobs = [Job("spr", "catch", (0, 1)), Job("der", "catch", (0, 1))]
+    finished(tmp_path, "spr", "catch", 0)
+    console = Console(file=(tmp_path / "said").open("w"), width=100)
+    console.print(outcome(jobs, settings(tmp_path)))
+    console.file.flush()
+    assert "5.00 (1 of 2)  - (0 of 2)" in (tmp_path / "said").read_text()
+
+
+def test_a_failed_fleet_is_listed_and_does_not_stop_the_others(whole, tmp_path):
+    """One of the folders is taken by a foreign file: that fleet fails, the other is trained."""
+    taken = runs.folder(tmp_path, "spr", "catch", 0)
+    taken.mkdir(parents=True)
+    (taken / "thesis.tex").write_text("mine")
+    command = spr("sweep", "--games", "catch", "--seeds", 2, "--agents", 1, "--out", tmp_path, *CHANGES)
+    said, _ = command.communicate(timeout=300)
+    assert command.returncode == 1, said
+    assert "failed: spr on catch, seed 0: " in said
+    assert "thesis.tex" in said.splitlines()[-1] + said
+    assert "(1 of 2)" in said
+    assert (taken / "thesis.tex").read_text() == "mine"
+    assert results(tmp_path)["spr/catch/seed-1"] == results(whole[0])["spr/catch/seed-1"]
+
+
+def test_a_second_sweep_skips_everything(whole):
+    out, said = whole
+    assert "4 done, 0 running, 0 waiting, 0 failed" in said
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    command = spr("sweep", "--presets", "spr", "rainbow", "--games", "catch", "--seeds", 2, "--out", out, *CHANGES)
+    said, _ = command.communicate(timeout=60)
+    assert command.returncode == 0, said
+    assert "2 of 2 fleets are finished already" in said
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_sweep_that_is_stopped_goes_on_to_the_same_bytes(how, whole, tmp_path):
+    arguments = ("sweep", "--presets", "spr", "rainbow", "--games", "catch", "--seeds", 2, "--agents", 1,
+                 "--together", 2, "--out", tmp_path, "--checkpoint-every", 25, *CHANGES)  # fmt: skip
+    command = spr(*arguments)
+    wait_for(lambda: list(tmp_path.rglob("checkpoint-*.spr")))
+    command.send_signal(how)
+    said, _ = command.communicate(timeout=60)
+    if how == signal.SIGINT:
+        assert command.returncode == 130, said
+        assert "the same command goes on" in said
+        assert not trainings(tmp_path)
+    wait_for(lambda: not trainings(tmp_path))  # those whose sweep was killed notice, save and stop
+    assert len(results(tmp_path)) < 4
+    command = spr(*arguments)
+    said, _ = command.communicate(timeout=300)
+    assert command.returncode == 0, said
+    assert_equal_results(whole[0], tmp_path, 4)
+
+
+def test_files_are_brought_home_only_where_they_are_not(tmp_path):
+    there, home = tmp_path / "there", tmp_path / "home"
+    there.mkdir()
+    for name in ("result.json", "config.json", "metrics.jsonl", "checkpoint-50.spr"):
+        (there / name).write_text(name)
+    kept = runs.results(there)
+    assert [path.name for path in kept] == ["config.json", "metrics.jsonl", "result.json"]  # a result comes last
+    for path in kept:
+        runs.bring(home / path.name, path.read_bytes())
+    assert sorted(path.name for path in home.iterdir()) == ["config.json", "metrics.jsonl", "result.json"]
+    before = (home / "result.json").stat().st_ino
+    runs.bring(home / "result.json", b"result.json")
+    assert (home / "result.json").stat().st_ino == before
+    runs.bring(home / "result.json", b"another")
+    assert (home / "result.json").read_bytes() == b"another"
+
+
+@pytest.mark.parametrize("lost", ["worker", "node"])
+def test_on_two_ray_nodes_with_one_lost_the_results_are_the_local_engines(lost, whole, tmp_path):
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster  # noqa: PLC0415 - slow to import
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 10**8})
+    try:
+        second = cluster.add_node(num_cpus=1, object_store_memory=10**8)
+        raylet = second.all_processes["raylet"][0].process.pid
+        arguments = ("--presets", "spr", "rainbow", "--games", "catch", "--seeds", 2, "--agents", 1, "--out", tmp_path)
+        where = ("--engine", "ray", "--address", cluster.address)
+        command = spr("sweep", *arguments, *where, "--checkpoint-every", 25, *CHANGES)
+
+        def saved_there():
+            """Workers of the second node whose run has a checkpoint."""
+            working = trainings(tmp_path).items()
+            return [w for run, (_, w) in working if parent(w) == raylet and list(run.glob("checkpoint-*.spr"))]
+
+        (worker,) = wait_for(saved_there)
+        assert b"ray::" in Path(f"/proc/{worker}/cmdline").read_bytes()
+        if lost == "worker":
+            os.kill(worker, signal.SIGKILL)
+        else:
+            cluster.remove_node(second, allow_graceful=False)
+        said, _ = command.communicate(timeout=300)
+        assert command.returncode == 0, said
+        assert "4 done, 0 running, 0 waiting, 0 failed" in said
+    finally:
+        cluster.shutdown()
+    logs = [path.read_text() for path in (tmp_path / "logs").rglob("*.txt")]
+    assert sum("playing again" in log for log in logs) == 1, logs  # one went on from a checkpoint
+    assert_equal_results(whole[0], tmp_path, 4)
