@@ -1,5 +1,7 @@
 """Aggregates over runs and games against hand-computed numbers, slow loops, and what a bootstrap has to do."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -45,17 +47,15 @@ def test_replicates_are_treated_one_by_one(statistic):
 
 def test_the_bootstrap_draws_each_games_own_runs_and_obeys_its_generator():
     games = [np.array([1.0, 1.0, 1.0]), np.array([5.0, 5.0])]  # no run differs within its game: nothing is uncertain
-    assert bootstrap(mean, games, replicates=100, random=np.random.default_rng(0)) == (3, 3, 3)
-    one, two, other = (
-        bootstrap(iqm, TWO_GAMES, replicates=500, random=np.random.default_rng(seed)) for seed in (1, 1, 2)
-    )
+    assert bootstrap(mean, games, draws=100, random=np.random.default_rng(0)) == (3, 3, 3)
+    one, two, other = (bootstrap(iqm, TWO_GAMES, draws=500, random=np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert one == two != other
     assert one.low < one.value < one.high
 
 
 def test_the_bootstraps_interval_is_that_of_the_normal_approximation():
     runs = np.random.default_rng(3).normal(0, 1, 400)
-    found = bootstrap(mean, [runs], replicates=5_000, random=np.random.default_rng(4))
+    found = bootstrap(mean, [runs], draws=5_000, random=np.random.default_rng(4))
     half = 1.96 * runs.std() / 20
     assert found.low == pytest.approx(runs.mean() - half, abs=0.01)
     assert found.high == pytest.approx(runs.mean() + half, abs=0.01)
@@ -64,5 +64,47 @@ def test_the_bootstraps_interval_is_that_of_the_normal_approximation():
 def test_intervals_of_two_sets():
     random = np.random.default_rng(0)
     better, worse = [random.normal(m, 1, (10,)) for m in (2, 2)], [random.normal(m, 1, (10,)) for m in (0, 0)]
-    chance = bootstrap(probability_of_improvement, better, worse, replicates=500, random=random)
+    chance = bootstrap(probability_of_improvement, better, worse, draws=500, random=random)
     assert 0.7 < chance.low < chance.value < chance.high <= 1
+
+
+def test_aggregates_are_those_of_rliable():
+    library = pytest.importorskip("rliable.metrics")
+    random = np.random.default_rng(5)
+    for runs, games in ((10, 26), (3, 7), (5, 10)):
+        ours = [random.normal(0.5, 0.6, runs) for _ in range(games)]
+        theirs = [random.normal(0.4, 0.6, runs + 2).round(1) for _ in range(games)]
+        rows = np.stack(ours, 1)  # theirs is [runs, games]
+        assert iqm(ours) == pytest.approx(library.aggregate_iqm(rows))
+        assert mean(ours) == pytest.approx(library.aggregate_mean(rows))
+        assert middle(ours) == pytest.approx(library.aggregate_median(rows))
+        assert optimality_gap(ours) == pytest.approx(library.aggregate_optimality_gap(rows))
+        expected = library.probability_of_improvement(rows, np.stack(theirs, 1))
+        assert probability_of_improvement(ours, theirs) == pytest.approx(expected)
+
+
+def test_intervals_and_profiles_are_those_of_rliable():
+    library = pytest.importorskip("rliable.library")
+    metrics = pytest.importorskip("rliable.metrics")
+    random = np.random.default_rng(6)
+    ours = [random.normal(game / 20, 0.4, 10) for game in range(26)]
+    scores = {"ours": np.stack(ours, 1)}
+    _, bounds = library.get_interval_estimates(scores, lambda x: np.array([metrics.aggregate_iqm(x)]), reps=4_000)
+    found = bootstrap(iqm, ours, draws=20_000, random=random)
+    width = found.high - found.low
+    assert found.low == pytest.approx(bounds["ours"][0, 0], abs=0.05 * width)
+    assert found.high == pytest.approx(bounds["ours"][1, 0], abs=0.05 * width)
+    thresholds = np.linspace(-0.5, 2, 26)
+    expected, _ = library.create_performance_profile(scores, thresholds, reps=2)
+    assert profile(ours, thresholds) == pytest.approx(expected["ours"])
+
+
+def test_the_bootstrap_of_a_whole_benchmark_stays_small():
+    """In pieces: 50,000 replicates of 26 x 10 runs at once would be over 100 MB for the draws alone."""
+    random = np.random.default_rng(0)
+    games = [random.normal(0.5, 0.5, 10) for _ in range(26)]
+    tracemalloc.start()
+    bootstrap(iqm, games, draws=50_000, random=random)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 60e6

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from spr import __version__, bench, runs
+from spr import __version__, bench, report, runs
 from spr.cluster import on_ray
 from spr.config import Config, fields, parse_override
 from spr.envs import known_games, rom_problem
@@ -99,6 +99,11 @@ def _parser() -> argparse.ArgumentParser:
     six.add_argument("folder", type=Path, metavar="RUN", help="a run's folder, such as runs/spr/pong/seed-0")
     six.add_argument("file", type=Path, metavar="FILE", help="the file to write, such as agent.safetensors")
     six.set_defaults(run=_export)
+
+    seven = commands.add_parser("report", help="tables and figures of finished runs", description=_report.__doc__)
+    seven.add_argument("folders", type=Path, nargs="+", metavar="RUNS", help="folders that hold runs, such as runs")
+    seven.add_argument("--out", type=Path, default=Path("report"), help="folder to write to (default: report)")
+    seven.set_defaults(run=_report)
 
     five = commands.add_parser("doctor", help="say what works on this machine", description=_doctor.__doc__)
     five.set_defaults(run=_doctor)
@@ -220,6 +225,16 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
         console.print(forecast(jobs, settings, together))
         return 0
     return sweep(jobs, settings, local(together) if here else on_ray(together, args.address), console)
+
+
+def _report(args: argparse.Namespace, console: Console) -> int:
+    """Write a page with the paper's tables and figures, from runs and published scores; PNG and CSV files beside."""
+    made = report.write(args.folders, args.out)
+    for title, lines in (("left out", made.left_out), ("note", made.notes)):
+        for line in lines:
+            console.print(f"{title}: {line}", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"{args.out / 'index.html'}, and {len(made.files) - 1} files beside", highlight=False, soft_wrap=True)
+    return 0
 
 
 def _evaluate(args: argparse.Namespace, console: Console) -> int:

@@ -98,19 +98,22 @@ def probability_of_improvement(ours: Scores, theirs: Scores) -> NDArray[np.float
     return value
 
 
-def bootstrap(
-    statistic: Callable[..., NDArray[np.float64]], *sets: Scores, replicates: int, random: np.random.Generator
-) -> Interval:
-    """Estimate a statistic of sets of scores with a 95% interval by the stratified percentile bootstrap.
+Statistic = Callable[..., NDArray[np.float64]]  # of one or more sets of scores
 
-    Each game's runs are drawn anew with replacement, each set for itself. In pieces, so that memory stays small.
-    """
-    drawn = []
-    for begin in range(0, replicates, _PIECE):
-        count = min(_PIECE, replicates - begin)
+
+def replicates(statistic: Statistic, *sets: Scores, draws: int, random: np.random.Generator) -> NDArray[np.float64]:
+    """Return a statistic of sets of scores drawn anew: each game's runs with replacement, each set for itself."""
+    found = []
+    for begin in range(0, draws, _PIECE):
+        count = min(_PIECE, draws - begin)
         again = [[runs[random.integers(runs.size, size=(count, runs.size))] for runs in scores] for scores in sets]
-        drawn.append(statistic(*again))
-    low, high = np.quantile(np.concatenate(drawn), [0.025, 0.975])
+        found.append(statistic(*again))
+    return np.concatenate(found)
+
+
+def bootstrap(statistic: Statistic, *sets: Scores, draws: int, random: np.random.Generator) -> Interval:
+    """Estimate a statistic of sets of scores with a 95% interval by the stratified percentile bootstrap."""
+    low, high = np.quantile(replicates(statistic, *sets, draws=draws, random=random), [0.025, 0.975])
     return Interval(float(statistic(*sets)), float(low), float(high))
 
 

@@ -1,0 +1,120 @@
+"""Owns one report: from runs' folders to a page, figures and tables in a folder."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from spr import figures, runs, tables
+from spr.errors import UserError
+from spr.figures import Drawing
+from spr.page import Contents, page
+from spr.records import BENCHMARK, Reading, Record, read
+from spr.tables import Method, Table, methods_of
+
+DRAWS = 50_000  # replicates of a bootstrap
+_SEED = 2021  # of the bootstrap: the same runs give the same page
+
+
+class Report(NamedTuple):
+    """What was written, and what a person should hear of it."""
+
+    files: list[Path]
+    left_out: list[str]
+    notes: list[str]
+
+
+def write(paths: Sequence[Path], out: Path, draws: int = DRAWS) -> Report:
+    """Read runs and write index.html, PNG and CSV files into a folder."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file: choose a folder")
+    reading = read(paths)
+    contents = _contents(reading, draws)
+    files = {out / "index.html": page(contents).encode()}
+    files |= {out / f"{drawing.name}.png": drawing.png for drawing in contents.drawings}
+    files |= {out / f"{table.name}.csv": _csv(table) for table in [*contents.tables, *contents.others]}
+    files[out / "runs.csv"] = _csv(_all_runs(reading.records))
+    for path, data in files.items():
+        runs.bring(path, data)
+    return Report(list(files), reading.left_out, reading.notes)
+
+
+def _contents(reading: Reading, draws: int) -> Contents:
+    random = np.random.default_rng(_SEED)
+    records = reading.records
+    ours = [record for record in records if record.protocol == BENCHMARK]
+    methods = methods_of(ours)
+    made, drawings, missing = [], list[Drawing](), list[str]()
+    if methods:
+        made = [tables.aggregates(methods, draws, random), *tables.same_games(methods)]
+        made += [tables.per_game(methods, draws, random)]
+        drawings, missing = _drawings(ours, methods, draws, random)
+    else:
+        missing = [f"all of them: no run followed the protocol of {BENCHMARK} on one of its games"]
+    others = []
+    names = [name for name in dict.fromkeys(record.protocol for record in records) if name != BENCHMARK]
+    for number, name in enumerate(names, start=1):
+        mine = methods_of([record for record in records if record.protocol == name])
+        others.append(tables.other_games(name, mine, draws, random)._replace(name=f"other_{number}"))
+    games, seeds = len({r.game for r in records}), len({r.seed for r in records})
+    kinds = len({r.method for r in records})
+    summary = f"{len(records)} runs: {_many(kinds, 'method')}, {_many(games, 'game')}, {_many(seeds, 'seed')}."
+    made.append(tables.wall_clock(records))
+    return Contents(summary, reading.left_out, reading.notes, made, drawings, missing, others, records)
+
+
+def _drawings(
+    records: Sequence[Record], methods: Sequence[Method], draws: int, random: np.random.Generator
+) -> tuple[list[Drawing], list[str]]:
+    """Draw what can be drawn, and say what the rest would need."""
+    main = figures.main_methods(methods)
+    drawn = [figures.iqms(main, draws, random), figures.profiles(main, draws, random), figures.box_plot(main)]
+    wanted = {
+        "Probability of improvement": (
+            figures.improvement(main, draws, random),
+            "two methods with a game in common",
+        ),
+        "Learning curves": (figures.curves(records, main), "the runs' metrics.jsonl beside their results"),
+        "Prediction depth": (figures.depth(methods), "two or more of spr_k1, spr_k2, ... with games in common"),
+    }
+    missing = [f"{title}: needs {needs}" for title, (found, needs) in wanted.items() if found is None]
+    averages = figures.ema(methods)
+    if not averages:
+        missing.append("Target encoder's average: needs two or more of spr_tau_0.999, spr_tau_0.9976, ...")
+    return [*drawn, *(found for found, _ in wanted.values() if found is not None), *averages], missing
+
+
+def _all_runs(records: Sequence[Record]) -> Table:
+    """Return a table with a row for every run."""
+    rows = [
+        [tables.Cell(value) for value in (
+            r.protocol, r.method, r.game, r.seed, r.score, r.human, len(r.episodes), *r.about.values(),
+            " ".join(f"{score:g}" for score in r.episodes),
+        )]
+        for r in records
+    ]  # fmt: skip
+    columns = [
+        "protocol",
+        "method",
+        "game",
+        "seed",
+        "score",
+        "human-normalised",
+        "games",
+        *records[0].about,
+        "episodes",
+    ]
+    return Table("runs", "Runs", columns, rows)
+
+
+def _csv(table: Table) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(table.csv())
+    return text.getvalue().encode()
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count > 1)}"

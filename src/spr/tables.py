@@ -1,0 +1,284 @@
+"""Owns the tables of a report, as data: what is in each cell, for the page and for the CSV files alike."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spr import stats
+from spr.games import game_names, normalised, reference_scores, reference_table
+from spr.presets import PRESETS
+from spr.records import Record
+from spr.stats import Interval
+
+PUBLISHED = {  # columns of the paper's per-game table, with their names for people
+    "simple": "SimPLe",
+    "der": "DER",
+    "otrainbow": "OTRainbow",
+    "curl": "CURL",
+    "drq": "DrQ",
+    "spr_noaug": "SPR without augmentation",
+    "spr": "SPR",
+}
+_MEASURED_SINCE = {"mean_100": "SPR, 100 runs", "jax_mean_49": "SPR in JAX, 49 runs"}  # by game, of the authors' codes
+_AGGREGATES = {
+    "IQM": stats.iqm,
+    "median": stats.middle,
+    "mean": stats.mean,
+    "optimality gap": stats.optimality_gap,
+    "superhuman games": stats.superhuman,
+}
+
+
+class Cell(NamedTuple):
+    """A value, where it has one an interval, and how to show it."""
+
+    value: float | str | None = None  # None: not known
+    low: float | None = None
+    high: float | None = None
+    digits: int = 3
+    small: str = ""  # said beside the value
+    best: bool = False
+
+    def text(self) -> str:
+        """Return the value for a person."""
+        if self.value is None:
+            return ""
+        return self.value if isinstance(self.value, str) else f"{self.value:,.{self.digits}f}"
+
+    def interval(self) -> str:
+        """Return the interval for a person."""
+        if self.low is None or self.high is None:
+            return ""
+        return f"{self.low:,.{self.digits}f} to {self.high:,.{self.digits}f}"
+
+
+class Table(NamedTuple):
+    """A table with its name in files, its title, what its columns mean, and what has to be known to read it."""
+
+    name: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = ()
+
+    def csv(self) -> list[list[str]]:
+        """Return it as rows of text; a column with intervals becomes three, and what is said beside it one more."""
+        shown = list(zip(*self.rows, strict=True))
+        parts: list[list[str]] = []
+        for title, cells in zip(self.columns, shown, strict=True):
+            parts.append([title, *("" if cell.value is None else str(cell.value) for cell in cells)])
+            if any(cell.low is not None for cell in cells):
+                for name in ("low", "high"):
+                    values = (getattr(cell, name) for cell in cells)
+                    parts.append([f"{title}: {name}", *("" if value is None else str(value) for value in values)])
+            if any(cell.small for cell in cells):
+                parts.append([f"{title}: note", *(cell.small for cell in cells)])
+        return [list(row) for row in zip(*parts, strict=True)]
+
+
+class Method(NamedTuple):
+    """The runs of one method by one protocol: raw scores by game."""
+
+    name: str
+    scores: Mapping[str, NDArray[np.float64]]
+    seeds: int  # the most runs that a game has
+
+    def human(self, games: Iterable[str] | None = None) -> list[NDArray[np.float64]]:
+        """Return human-normalised scores, one array per game."""
+        return self.by("human", games)
+
+    def by(self, reference: str, games: Iterable[str] | None = None) -> list[NDArray[np.float64]]:
+        """Return scores normalised by a reference, one array per game."""
+        return [_normalised(game, self.scores[game], reference) for game in games or self.scores]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all 26 games are there, with equally many runs each."""
+        return len(self.scores) == len(game_names()) and len({len(runs) for runs in self.scores.values()}) == 1
+
+    def rests_on(self) -> str:
+        """Say on how many games and runs a number rests."""
+        counts = sorted({len(runs) for runs in self.scores.values()})
+        runs = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+        games = f"{len(self.scores)} of 26 games" if len(self.scores) < len(game_names()) else "26 games"
+        return f"{games}, {runs} run{'' if counts[-1] == 1 else 's'} each"
+
+
+def methods_of(records: Sequence[Record]) -> list[Method]:
+    """Gather records of one protocol by method; methods in the order of the presets, games in the paper's."""
+    places = list(PRESETS)
+    known = {record.method: record.preset for record in records}
+    names = sorted(known, key=lambda name: (places.index(known[name]) if known[name] in PRESETS else len(places), name))
+    order = {game: i for i, game in enumerate(game_names())}
+    found = []
+    for name in names:
+        mine = [record for record in records if record.method == name]
+        games = sorted({record.game for record in mine}, key=lambda game: (order.get(game, len(order)), game))
+        scores = {game: np.array([record.score for record in mine if record.game == game]) for game in games}
+        found.append(Method(name, scores, max(map(len, scores.values()))))
+    return found
+
+
+def published_on(column: str, games: Iterable[str]) -> list[NDArray[np.float64]]:
+    """Return a published method's human-normalised mean scores, one array of one number per game."""
+    scores = _since_by_game(column) if column in _MEASURED_SINCE else reference_scores(column)
+    return [_normalised(game, np.array([scores[game]]), "human") for game in games]
+
+
+def _since_by_game(column: str) -> dict[str, float]:
+    return {row["game"]: float(row[column]) for row in reference_table("spr_run_spread")}
+
+
+def per_game(methods: Sequence[Method], draws: int, random: np.random.Generator) -> Table:
+    """Return the paper's per-game table with our methods beside."""
+    known = [*(f"{name} (paper)" for name in PUBLISHED.values()), *_MEASURED_SINCE.values()]
+    columns = ["game", "random", "human", *(f"{method.name} (ours)" for method in methods), *reversed(known)]
+    since = [_since_by_game(column) for column in _MEASURED_SINCE]
+    rows = []
+    for game in game_names():
+        told = [Cell(reference_scores(name)[game], digits=1) for name in ("random", "human", *PUBLISHED)]
+        ours = [_mean_cell(method.scores.get(game), draws, random) for method in methods]
+        theirs = [*told[2:], *(Cell(scores[game], digits=1) for scores in since)]
+        compared = [*ours, *reversed(theirs)]
+        top = max(float(cell.value) for cell in compared if cell.value is not None)
+        marked = [cell._replace(best=cell.value == top) for cell in compared]
+        rows.append([Cell(game), *told[:2], *marked])
+    notes = [
+        "Mean raw scores, with the 95% bootstrap interval of the mean and the number of runs. With fewer than five "
+        "runs such an interval is too narrow. The best method of a row is in bold type."
+    ]
+    return Table("per_game", "Scores by game", columns, rows, notes)
+
+
+def other_games(protocol: str, methods: Sequence[Method], draws: int, random: np.random.Generator) -> Table:
+    """Return scores by game of a protocol that has no published figures."""
+    games = list(dict.fromkeys(game for method in methods for game in method.scores))
+    rows = [[Cell(game), *(_mean_cell(m.scores.get(game), draws, random) for m in methods)] for game in games]
+    return Table("other", protocol, ["game", *(method.name for method in methods)], rows)
+
+
+def aggregates(methods: Sequence[Method], draws: int, random: np.random.Generator) -> Table:
+    """Return aggregates over games: ours with intervals, then the paper's, then what others have measured since."""
+    columns = ["method", "source", "rests on", *_AGGREGATES, "mean, DQN-normalised", "median, DQN-normalised"]
+    rows = []
+    for method in methods:
+        cells = [_estimate(f, method.human(), draws, random) for f in _AGGREGATES.values()]
+        cells += [_estimate(f, method.by("dqn_50m"), draws, random) for f in (stats.mean, stats.middle)]
+        cells[4] = cells[4]._replace(digits=0)
+        marked = Cell(method.rests_on(), small="" if method.complete else "incomplete")
+        rows.append([Cell(method.name), Cell("ours"), marked, *cells])
+    for column, name in PUBLISHED.items():
+        told = stats.aggregate(reference_scores(column))
+        values = [None, told.human_median, told.human_mean, None, None, told.dqn_mean, told.dqn_median]
+        cells = [Cell(value) for value in values]
+        cells[4] = Cell(told.superhuman, digits=0)
+        rows.append([Cell(name), Cell("paper"), Cell("26 games"), *cells])
+    rows += _variants(methods) + _since()
+    notes = [
+        "Human-normalised, unless DQN-normalised is said (by DQN after 50 million steps). IQM is the mean of the "
+        "middle half of all runs; the optimality gap is what runs lack to the human score. Intervals are 95% "
+        "stratified bootstrap.",
+    ]
+    partly = [method for method in methods if not method.complete]
+    if partly:
+        notes.append(
+            "Rows marked incomplete lack games or runs: they must not be compared with rows of 26 games. "
+            "The table of the same games, below, is what they can be compared by."
+        )
+    return Table("aggregates", "Aggregates over games", columns, rows, notes)
+
+
+def same_games(methods: Sequence[Method]) -> list[Table]:
+    """Compare each incomplete method with the paper's on exactly its games."""
+    tables = []
+    sets = dict.fromkeys(tuple(method.scores) for method in methods if len(method.scores) < len(game_names()))
+    for number, games in enumerate(sets, start=1):
+        ours = [(m.name, "ours", m.human(games)) for m in methods if tuple(m.scores) == games]
+        theirs = [(name, "paper", published_on(column, games)) for column, name in PUBLISHED.items()]
+        theirs += [(name, "published", published_on(column, games)) for column, name in _MEASURED_SINCE.items()]
+        rows = [
+            [Cell(name), Cell(who), Cell(float(stats.mean(scores))), Cell(float(stats.middle(scores))),
+             Cell(float(stats.superhuman(scores)), digits=0)]
+            for name, who, scores in [*ours, *theirs]
+        ]  # fmt: skip
+        title = f"The same {len(games)} game{'s' * (len(games) > 1)}"
+        columns = ["method", "source", "mean", "median", "superhuman games"]
+        note = f"Human-normalised, of mean scores, over {', '.join(games)} only."
+        tables.append(Table(f"same_games_{number}", title, columns, rows, [note]))
+    return tables
+
+
+def wall_clock(records: Sequence[Record]) -> Table:
+    """Return how long runs took, by method, device and size of the fleet."""
+    groups: dict[tuple[str, str, str, int], list[Record]] = {}
+    for record in records:
+        about = record.about
+        key = (record.method, about["device"], about["precision"], int(about["agents_together"]))
+        groups.setdefault(key, []).append(record)
+    rows = []
+    for (method, device, precision, together), mine in groups.items():
+        training, judging = (
+            fmean(record.about[name] / together for record in mine) for name in ("train_seconds", "eval_seconds")
+        )
+        rows.append(
+            [Cell(method), Cell(device), Cell(precision), Cell(together, digits=0), Cell(len(mine), digits=0),
+             Cell(training, digits=0), Cell(judging, digits=0), Cell(len(mine) * (training + judging) / 3600, digits=2)]
+        )  # fmt: skip
+    columns = ["method", "device", "precision", "agents together", "runs", "training, s per run"]
+    columns += ["evaluation, s per run", "all, hours"]
+    notes = ["Seconds of a fleet divided by its agents, as its files state; other work may have shared the machine."]
+    return Table("wall_clock", "Time", columns, rows, notes)
+
+
+def _variants(methods: Sequence[Method]) -> list[list[Cell]]:
+    """Return the paper's aggregates of the variants that we ran and that its per-game table lacks."""
+    ran = {method.name for method in methods} - PUBLISHED.keys()
+    rows = []
+    for row in reference_table("paper_variants"):
+        if row["preset"] in ran:
+            mean, median, dqn_mean, dqn_median = (
+                float(row[name]) for name in ("human_mean", "human_median", "dqn_mean", "dqn_median")
+            )
+            values = [None, median, mean, None, None, dqn_mean, dqn_median]
+            named = [Cell(row["preset"]), Cell("paper", small=row["source"]), Cell("26 games")]
+            rows.append([*named, *map(Cell, values)])
+    return rows
+
+
+def _since() -> list[list[Cell]]:
+    """Return what others have measured since the paper."""
+    rows = []
+    for row in reference_table("published_aggregates"):
+        if row["method"] == "SPR (paper)":
+            continue  # stands above, from the per-game table
+        names = ("iqm", "median", "mean", "optimality_gap", "superhuman")
+        cells = [Cell(float(row[name])) if row[name] else Cell() for name in names]
+        cells[4] = cells[4]._replace(digits=0)
+        note = Cell(f"26 games, {row['runs']} runs each", small=row["note"])
+        rows.append([Cell(row["method"]), Cell("published"), note, *cells, Cell(), Cell()])
+    return rows
+
+
+def _estimate(
+    statistic: stats.Statistic, scores: list[NDArray[np.float64]], draws: int, random: np.random.Generator
+) -> Cell:
+    found: Interval = stats.bootstrap(statistic, scores, draws=draws, random=random)
+    return Cell(*found)
+
+
+def _mean_cell(runs: NDArray[np.float64] | None, draws: int, random: np.random.Generator) -> Cell:
+    if runs is None:
+        return Cell()
+    found = stats.bootstrap(stats.mean, [runs], draws=draws, random=random)
+    small = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+    if len(runs) == 1:
+        return Cell(found.value, digits=1, small=small)
+    return Cell(*found, digits=1, small=small)
+
+
+def _normalised(game: str, scores: NDArray[np.float64], by: str) -> NDArray[np.float64]:
+    values = [normalised(game, float(score), by) for score in scores]
+    return np.array([value for value in values if value is not None])

@@ -1,0 +1,366 @@
+"""Reports: what is in the tables and figures, what is left out and said, and the page in a real browser."""
+
+import csv
+import json
+import math
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spr import figures, tables
+from spr.cli import main
+from spr.config import Config
+from spr.games import game_names, normalised, reference_scores
+from spr.presets import preset_config
+from spr.records import BENCHMARK, read
+from spr.report import write
+from spr.tables import Method
+
+REPOSITORY = Path(__file__).parents[1]
+RULES = {"name": "atari-100k", "version": 1, "training_steps": 100_000, "evaluation_episodes": 100}
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def result(out, preset="spr", game="pong", seed=0, score=1.0, changes=None, **more):
+    """Write a result by hand; `score` is that of its every episode."""
+    config = preset_config(preset if preset != "mine" else "spr", game).override(changes or {})
+    judged = {"training_steps": config.schedule.steps, "evaluation_epsilon": config.evaluation.epsilon}
+    standard = config.evaluation == Config().evaluation and config.schedule.steps == 100_000
+    protocol = RULES | judged | ({} if standard else {"name": "atari"})
+    data = {
+        "preset": preset,
+        "game": game,
+        "seed": seed,
+        "steps": config.schedule.steps,
+        "episodes": [score - 1, score + 1],
+        "score": score,
+        "human_normalised": normalised(game, score),
+        "protocol": protocol,
+        "train_seconds": 600.0,
+        "eval_seconds": 60.0,
+        "agents_together": 2,
+        "precision": "bf16",
+        "device": "a GPU",
+        "version": "0",
+        "config": config.to_dict(),
+    }
+    folder = Path(out) / preset / game / f"seed-{seed}"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps(data | more))
+    rows = [{"step": step, "score": score * step / 100_000} for step in range(10_000, 110_000, 10_000)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def whole(out, preset="spr", seeds=2, share=1.0, games=None):
+    """A set of runs whose mean scores are a share of the paper's SPR, above random play."""
+    for game in games or game_names():
+        low, high = reference_scores("random")[game], reference_scores("spr")[game]
+        for seed in range(seeds):
+            result(out, preset, game, seed, low + (high - low) * (share + 0.1 * (seed - (seeds - 1) / 2)))
+
+
+def rows_of(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    """A report over two complete methods and one that lacks games."""
+    runs, out = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("report")
+    whole(runs)
+    whole(runs, "rainbow", share=0.5)
+    whole(runs, "der", share=0.3, games=game_names()[:4])
+    return write([runs], out, draws=300), out
+
+
+def test_the_papers_own_scores_give_its_own_aggregates(full):
+    """Runs whose means are the paper's per-game scores end in its Table 1."""
+    row = next(row for row in rows_of(full[1] / "aggregates.csv") if (row["method"], row["source"]) == ("spr", "ours"))
+    assert float(row["mean"]) == pytest.approx(0.703, abs=5e-4)
+    assert float(row["median"]) == pytest.approx(0.415, abs=5e-4)
+    assert float(row["mean, DQN-normalised"]) == pytest.approx(0.510, abs=5e-4)
+    assert float(row["median, DQN-normalised"]) == pytest.approx(0.361, abs=5e-4)
+    assert float(row["superhuman games"]) == 7
+    assert row["rests on"] == "26 games, 2 runs each"
+    assert row["rests on: note"] == ""
+    for name in ("mean", "median", "IQM", "optimality gap"):
+        assert float(row[f"{name}: low"]) < float(row[name]) < float(row[f"{name}: high"])
+
+
+def test_every_run_is_in_the_table_of_games(full):
+    rows = {row["game"]: row for row in rows_of(full[1] / "per_game.csv")}
+    assert list(rows) == list(game_names())
+    pong = rows["pong"]
+    low, high = reference_scores("random")["pong"], reference_scores("spr")["pong"]
+    assert float(pong["spr (ours)"]) == pytest.approx(high)
+    assert float(pong["spr (ours): low"]) == pytest.approx(low + (high - low) * 0.95)
+    assert pong["spr (ours): note"] == "2 runs"
+    assert float(pong["SPR (paper)"]) == high
+    assert pong["der (ours)"] == ""
+    assert rows["alien"]["der (ours)"] != ""
+    assert len(rows_of(full[1] / "runs.csv")) == 26 * 2 * 2 + 4 * 2
+
+
+def test_incomplete_sets_are_marked_and_compared_on_the_same_games_only(full):
+    out = full[1]
+    row = next(row for row in rows_of(out / "aggregates.csv") if (row["method"], row["source"]) == ("der", "ours"))
+    assert row["rests on"] == "4 of 26 games, 2 runs each"
+    assert row["rests on: note"] == "incomplete"
+    same = {(row["method"], row["source"]): row for row in rows_of(out / "same_games_1.csv")}
+    four = [normalised(game, reference_scores("spr")[game]) for game in game_names()[:4]]
+    assert float(same["SPR", "paper"]["mean"]) == pytest.approx(np.mean(four))
+    assert float(same["der", "ours"]["mean"]) == pytest.approx(0.3 * np.mean(four))
+    assert ("spr", "ours") not in same
+
+
+def test_unequal_numbers_of_runs_are_incomplete_too():
+    scores = {game: np.zeros(3) for game in game_names()}
+    assert Method("m", scores, 3).complete
+    assert not Method("m", scores | {"pong": np.zeros(2)}, 3).complete
+    assert Method("m", scores | {"pong": np.zeros(2)}, 3).rests_on() == "26 games, 2 to 3 runs each"
+
+
+def test_every_figure_is_a_png_beside_the_page_and_inside_it(full):
+    report, out = full
+    drawn = sorted(path.name for path in out.glob("*.png"))
+    assert drawn == ["box_plot.png", "improvement.png", "iqm.png", "learning_curves.png", "profiles.png"]
+    page = (out / "index.html").read_text()
+    assert page.count("data:image/png;base64,") == len(drawn)
+    assert "Prediction depth: needs" in page
+    assert set(report.files) == set(out.iterdir())
+
+
+def test_the_page_needs_nothing_from_elsewhere(full):
+    page = (full[1] / "index.html").read_text()
+    assert not re.findall(r"(?:src|href)=['\"](?!data:|#)[^'\"]*", page)
+    assert "http" not in re.sub(r"base64,[^']*", "", page)
+
+
+def test_the_same_runs_give_the_same_page(full, tmp_path):
+    runs = Path(rows_first_path(full[1]))
+    write([runs], tmp_path, draws=300)
+    assert (tmp_path / "index.html").read_bytes() == (full[1] / "index.html").read_bytes()
+
+
+def rows_first_path(out):
+    """The folder of runs that a page was made of, from the path of its first run."""
+    return re.search(r"; (/[^<]*?)/(?:spr|rainbow|der)/", (out / "index.html").read_text())[1]
+
+
+def test_the_repositorys_own_results_can_be_reported(tmp_path):
+    report = write([REPOSITORY / "results"], tmp_path, draws=100)
+    assert not report.left_out
+    assert {record.protocol for record in read([REPOSITORY / "results"]).records} == {BENCHMARK}
+
+
+def test_depth_and_ema_by_hand():
+    def method(name, *scores):
+        games = ("pong", "boxing", "alien")
+        chance = reference_scores("random")
+        return Method(name, {g: np.array([chance[g] + s]) for g, s in zip(games, scores, strict=True)}, 1)
+
+    depths = [method("spr", 10, 10, 10), method("spr_k1", 5, 10, 30), method("spr_k2", 20, 20, 20)]
+    assert figures._shares(depths[1], ["pong", "boxing", "alien"], means(depths[0])) == pytest.approx([0.5, 1, 3])
+    drawn = figures.depth(depths)
+    assert "3 games" in drawn.words
+    assert "our spr runs" in drawn.words
+    assert "paper's SPR" in figures.depth(depths[1:]).words
+    assert figures.depth(depths[:2]) is None
+    taus = [method("spr_tau_0.5783", 10, 10, 10), method("spr_tau_0", 30, 10, 30), method("spr_tau_0_noaug", 1, 1, 1)]
+    assert [drawing.name for drawing in figures.ema(taus)] == ["ema"]  # of the other kind there is but one
+
+
+def means(method):
+    return {game: float(scores.mean()) for game, scores in method.scores.items()}
+
+
+def test_a_changed_preset_is_another_method_and_another_budget_another_protocol(tmp_path):
+    result(tmp_path / "a")
+    result(tmp_path / "b", changes={"learner.depth": 3})
+    result(tmp_path / "c", changes={"schedule.steps": 5_000})
+    result(tmp_path / "d", preset="drq")  # prescribes its own epsilon
+    result(tmp_path / "e", preset="mine")
+    found = read([tmp_path])
+    said = {record.path.relative_to(tmp_path).parts[0]: (record.method, record.protocol) for record in found.records}
+    assert said["a"] == ("spr", BENCHMARK)
+    assert said["b"] == ("spr [learner.depth=3]", BENCHMARK)
+    assert said["c"] == ("spr", "atari, 5,000 steps, 100 games, epsilon 0.001")
+    assert said["d"] == ("drq", BENCHMARK)
+    assert said["e"] == ("mine (not a preset here)", BENCHMARK)
+    assert any("2 protocols, which are never put together" in note for note in found.notes)
+    assert any("drq is evaluated with epsilon 0.05" in note for note in found.notes)
+    write([tmp_path], tmp_path / "out", draws=50)
+    assert len(rows_of(tmp_path / "out" / "other_1.csv")) == 1
+    named = [row["method"] for row in rows_of(tmp_path / "out" / "aggregates.csv") if row["source"] == "ours"]
+    assert named == ["spr", "spr [learner.depth=3]", "drq", "mine (not a preset here)"]
+
+
+def test_another_way_of_playing_under_the_same_name_is_not_mixed_in(tmp_path):
+    result(tmp_path / "a")
+    result(tmp_path / "b", seed=1, protocol=RULES | {"version": 2, "evaluation_epsilon": 0.001})
+    assert [record.protocol for record in read([tmp_path]).records] == [BENCHMARK, f"{BENCHMARK}, variant 2"]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"score": math.nan}, "'score' is no finite number"),
+        ({"episodes": [1.0, math.nan]}, "episodes are not all finite"),
+        ({"episodes": []}, "episodes are not all finite"),
+        ({"episodes": "many"}, "episodes are not all finite"),
+        ({"score": 3.0}, "is not the mean of its episodes"),
+        ({"seed": "0"}, "seed is no whole number"),
+        ({"game": 7}, "'game' is no text"),
+        ({"train_seconds": None}, "'train_seconds' is no finite number"),
+        ({"protocol": "atari"}, "protocol is missing"),
+        ({"config": {"learner": {"depth": "deep"}}}, "configuration can't be read"),
+        ({"config": None}, "configuration can't be read"),
+    ],
+)
+def test_bad_results_are_left_out_and_named_and_the_rest_is_reported(change, complaint, tmp_path, capsys):
+    result(tmp_path / "good")
+    bad = result(tmp_path / "bad")
+    data = json.loads((bad / "result.json").read_text())
+    (bad / "result.json").write_text(json.dumps(data | change))
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
+    assert len(said) == 1
+    assert str(bad) in said[0]
+    assert complaint in said[0]
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "Left out" in page
+    assert len(rows_of(tmp_path / "out" / "runs.csv")) == 1
+
+
+def test_torn_foreign_and_missing_files(tmp_path):
+    result(tmp_path / "good")
+    for name, text in (("torn", '{"preset": "spr", "ga'), ("list", "[1, 2]"), ("deep", "[" * 100_000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(text)
+    found = read([tmp_path, tmp_path / "nowhere", tmp_path / "torn" / "result.json"])
+    assert len(found.records) == 1
+    assert len(found.left_out) == 5
+    assert any("no such folder" in line for line in found.left_out)
+
+
+def test_games_outside_the_benchmark_are_in_no_aggregate(tmp_path):
+    result(tmp_path / "a")
+    rules = RULES | {"name": "atari", "evaluation_epsilon": 0.001}
+    result(tmp_path / "b", game="catch", protocol=rules | {"name": "catch"})
+    result(tmp_path / "c", game="tetris", protocol=rules)
+    write([tmp_path], tmp_path / "out", draws=50)
+    row = next(row for row in rows_of(tmp_path / "out" / "aggregates.csv") if row["source"] == "ours")
+    assert row["rests on"].startswith("1 of 26 games")
+    others = [rows_of(tmp_path / "out" / f"other_{number}.csv")[0]["game"] for number in (1, 2)]
+    assert others == ["catch", "tetris"]
+
+
+def test_a_report_without_any_run_of_the_benchmark(tmp_path):
+    result(tmp_path, game="catch", protocol=RULES | {"name": "catch"})
+    write([tmp_path], tmp_path / "out", draws=50)
+    assert "no run followed the protocol" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_the_same_run_twice_counts_once(tmp_path):
+    result(tmp_path / "a")
+    result(tmp_path / "b")
+    result(tmp_path / "c", score=9.0)
+    found = read([tmp_path])
+    assert len(found.records) == 1
+    assert "the same run is in" in found.left_out[0]
+    assert "another result of the same method and seed is in" in found.left_out[1]
+
+
+@pytest.mark.parametrize("where", ["empty", "nowhere"])
+def test_no_runs_at_all_is_one_line_and_nothing_is_written(where, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert main(["report", str(tmp_path / where), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("spr: no finished runs: ")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_is_not_written_over_a_file(tmp_path, capsys):
+    result(tmp_path / "a")
+    (tmp_path / "out").write_text("mine")
+    assert main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "out")]) == 2
+    assert "is a file" in capsys.readouterr().err
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_names_from_files_can_not_bring_code_into_the_page(tmp_path):
+    nasty = "<script>alert(1)</script>'\"&"
+    result(tmp_path / "a", device=nasty, version=nasty)
+    result(tmp_path / "b", protocol=RULES | {"name": nasty}, game="catch")
+    write([tmp_path], tmp_path / "out", draws=50)
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<script>alert" not in page
+    seen = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, _: seen.append(tag)
+    parser.feed(page)
+    assert seen.count("script") == 1
+
+
+def test_a_single_run_has_no_interval():
+    assert tables._mean_cell(np.array([3.0]), 10, np.random.default_rng(0)).interval() == ""
+    assert tables._mean_cell(np.array([3.0, 4.0]), 100, np.random.default_rng(0)).interval() == "3.0 to 4.0"
+
+
+PROBE = """<script>
+const say = {};
+const table = document.querySelector("#aggregates");
+const column = (n) => [...table.tBodies[0].rows].map((row) => row.cells[n].dataset.value);
+const heads = [...table.tHead.rows[0].cells];
+const place = heads.findIndex((head) => head.innerText.trim().startsWith("mean"));
+heads[place].querySelector("button").click();
+say.down = column(place); say.sort = heads[place].getAttribute("aria-sort");
+heads[place].querySelector("button").click();
+say.up = column(place);
+heads[0].querySelector("button").click();
+say.words = column(0);
+say.images = [...document.images].map((image) => image.complete && image.naturalWidth);
+say.width = [document.documentElement.scrollWidth, innerWidth];
+say.rows = document.querySelectorAll("details").length;
+const pre = document.createElement("pre");
+pre.id = "probe"; pre.textContent = JSON.stringify(say);
+document.body.append(pre);
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@pytest.mark.parametrize("width", [500, 1400])
+def test_the_page_in_a_browser(full, width, tmp_path):
+    page = tmp_path / "probed.html"
+    page.write_text((full[1] / "index.html").read_text().replace("</body>", PROBE + "</body>"))
+    arguments = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--enable-logging=stderr"]
+    home = f"--user-data-dir={tmp_path / 'home'}"
+    seen = subprocess.run(
+        [CHROMIUM, *arguments, home, "--virtual-time-budget=5000", "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "CONSOLE" not in seen.stderr
+    said = json.loads(re.search(r'<pre id="probe">(.*?)</pre>', seen.stdout, re.S)[1].replace("&amp;", "&"))
+    numbers = [float(value) for value in said["down"] if value]
+    assert numbers == sorted(numbers, reverse=True)
+    assert len(numbers) > 10
+    assert said["sort"] == "descending"
+    assert [float(value) for value in said["up"] if value] == sorted(numbers)
+    assert [value == "" for value in said["down"]] == sorted(value == "" for value in said["down"])  # empty ones last
+    assert said["words"][0] == "BBF RR2"
+    assert said["words"][-1].startswith("SR")
+    assert len(said["images"]) == 5
+    assert min(said["images"]) > 300
+    assert said["width"][0] <= said["width"][1]  # wide tables scroll inside, the page does not
+    assert said["rows"] >= 112
