@@ -106,7 +106,7 @@ def whole(tmp_path_factory):
 
 
 def test_seeds_are_divided_evenly_into_fleets_that_fit(tmp_path):
-    made = plan(["spr", "der"], ["catch", "pong"], range(5), settings(tmp_path), 3, here=True)
+    made = plan(["spr", "der"], ["catch", "pong"], range(5), settings(tmp_path), 3, together=1)
     assert [str(job) for job in made[:3]] == [
         "spr on catch, seeds 0-2",
         "spr on catch, seeds 3 4",
@@ -122,18 +122,13 @@ def test_no_more_agents_than_memory(monkeypatch, tmp_path):
     one = 2**30 * 2
     monkeypatch.setattr("spr.plan.free_memory", lambda _: one)
     monkeypatch.setattr("spr.plan.memory", lambda _c, agents, _d: agents * 600 * 2**20)
-    assert fitting(config, CPU) == 3
-    assert [len(job.seeds) for job in plan(["spr"], ["catch"], range(10), settings(tmp_path), 10, here=True)] == [
-        3,
-        3,
-        2,
-        2,
-    ]
-    # A cluster's nodes are not this machine.
-    assert [len(job.seeds) for job in plan(["spr"], ["catch"], range(10), settings(tmp_path), 10, here=False)] == [10]
+    assert fitting(config, CPU, 1) == 3
+    for together, sizes in ((1, [3, 3, 2, 2]), (2, [1] * 10), (None, [10])):  # a cluster's nodes are not this machine
+        made = plan(["spr"], ["catch"], range(10), settings(tmp_path), 10, together)
+        assert [len(job.seeds) for job in made] == sizes
     monkeypatch.setattr("spr.plan.memory", lambda _c, agents, _d: agents * 2**40)
     with pytest.raises(UserError, match="one agent takes about 1024"):
-        fitting(config, CPU)
+        fitting(config, CPU, 1)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +142,7 @@ def test_no_more_agents_than_memory(monkeypatch, tmp_path):
         (["--games", "catch", "--seeds", "0"], "--seeds takes a number of at least 1"),
         (["--games", "catch", "--together", "0"], "--together"),
         (["--games", "catch", "--engine", "slurm"], "slurm"),
+        (["--games", "catch", "--engine", "ray", "--device", "tpu"], "unknown device 'tpu'"),
         ([], "--games"),
     ],
 )
@@ -245,11 +241,15 @@ def test_a_second_sweep_skips_everything(whole):
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_a_sweep_that_is_stopped_goes_on_to_the_same_bytes(how, whole, tmp_path):
+@pytest.mark.parametrize(
+    ("engine", "how"), [("local", signal.SIGINT), ("local", signal.SIGKILL), ("ray", signal.SIGINT)]
+)
+def test_a_sweep_that_is_stopped_goes_on_to_the_same_bytes(engine, how, whole, tmp_path):
+    if engine == "ray":
+        pytest.importorskip("ray")
     arguments = ("sweep", "--presets", "spr", "rainbow", "--games", "catch", "--seeds", 2, "--agents", 1,
                  "--together", 2, "--out", tmp_path, "--checkpoint-every", 25, *CHANGES)  # fmt: skip
-    command = spr(*arguments)
+    command = spr(*arguments, "--engine", engine)
     wait_for(lambda: list(tmp_path.rglob("checkpoint-*.spr")))
     command.send_signal(how)
     said, _ = command.communicate(timeout=60)

@@ -210,7 +210,8 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
             raise UserError(f"--{name.replace('_', '-')} takes a number of at least {least}")
     here = args.engine == "local"
     # The driver of a cluster need not have the device that its nodes have.
-    device = choose_device(args.device) if here or args.device == "auto" else torch.device(args.device)
+    elsewhere = not here and args.device in DEVICES[1:]
+    device = torch.device(args.device) if elsewhere else choose_device(args.device)
     together = args.together or (2 if device.type == "cuda" else 1)
     settings = Settings(
         out=args.out,
@@ -220,7 +221,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
         checkpoint_every=args.checkpoint_every,
     )
     games = [game for name in args.games for game in (game_names() if name == "all" else [name])]
-    jobs = plan(args.presets, games, range(args.seeds), settings, args.agents, here)
+    jobs = plan(args.presets, games, range(args.seeds), settings, args.agents, together if here else None)
     if args.dry_run:
         console.print(forecast(jobs, settings, together))
         return 0

@@ -6,6 +6,7 @@ last checkpoint that it can see.
 
 import logging
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,8 @@ def _train(arguments: list[str], log: str, folders: list[str]) -> tuple[Event, d
     """
     command = Command(arguments, Path(log), threads=1, when_orphaned=signal.SIGKILL)
     try:
-        command.wait()
+        while command.ended() is None:  # Ray's wish to stop is heard between two instructions, never inside a wait
+            time.sleep(_LOOK)
     except KeyboardInterrupt:
         command.stop()
         command.wait()

@@ -72,11 +72,17 @@ class Cost(NamedTuple):
 
 
 def plan(
-    presets: Sequence[str], games: Sequence[str], seeds: Sequence[int], settings: Settings, largest: int, here: bool
+    presets: Sequence[str],
+    games: Sequence[str],
+    seeds: Sequence[int],
+    settings: Settings,
+    largest: int,
+    together: int | None,
 ) -> list[Job]:
     """Divide presets x games x seeds into fleets of at most `largest` agents; whatever can't work is refused here.
 
-    Fleets that are trained on this machine are no larger than what fits its memory.
+    Fleets that are trained on this machine are no larger than what fits its memory, `together` of them at a time; None
+    means another machine.
     """
     for what, names in (("preset", presets), ("game", games), ("seed", seeds)):
         twice = next((name for name in names if list(names).count(name) > 1), None)
@@ -88,21 +94,21 @@ def plan(
         for preset in presets:
             whole = Job(preset, game, tuple(seeds))
             config = settings.config(whole)
-            size = min(largest, fitting(config, settings.device)) if here else largest
+            size = min(largest, fitting(config, settings.device, together)) if together else largest
             fleets = math.ceil(len(seeds) / size)
             jobs += [Job(preset, game, part) for part in _parts(whole.seeds, fleets)]
     return jobs
 
 
-def fitting(config: Config, device: torch.device) -> int:
-    """Return how many agents fit into the memory that is free now."""
-    free = free_memory(device)
+def fitting(config: Config, device: torch.device, together: int) -> int:
+    """Return how many agents each of several fleets may have, to fit into the memory that is free now."""
+    free = free_memory(device) // together
     for agents in range(1, 1_000):
         if memory(config, agents, device) > free:
             if agents == 1:
                 raise UserError(
                     f"one agent takes about {memory(config, 1, device) / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB "
-                    f"are free on the {device.type}: set a smaller replay.capacity"
+                    f"are free for it on the {device.type}: set a smaller replay.capacity"
                 )
             return agents - 1
     return 1_000

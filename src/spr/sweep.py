@@ -122,8 +122,8 @@ class Command:
         return self._process.wait()
 
     def stop(self) -> None:
-        """Ask it to save and stop."""
-        self._process.send_signal(signal.SIGINT)
+        """Ask it to save and stop; not by SIGINT, which Ray's workers block, and with them what they start."""
+        self._process.terminate()
 
     def kill(self) -> None:
         """End it at once."""
