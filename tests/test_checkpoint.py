@@ -23,9 +23,10 @@ from spr.checkpoint import Checkpoint, Spec, UnusableError
 from spr.cli import main
 from spr.envs import make
 from spr.errors import UserError
+from spr.fleet import assemble
 from spr.learner import Learner
 from spr.presets import preset_config
-from spr.train import Training, assemble
+from spr.train import Training
 
 CPU = torch.device("cpu")
 TINY = {"network.hidden": 16, "replay.batch": 4, "learner.depth": 2, "schedule.random_steps": 60}

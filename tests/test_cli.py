@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from spr import runs
 from spr.cli import main
 from spr.config import Config
+from spr.presets import preset_config
 
 TINY = [
     *("--set", "network.hidden=8"),
@@ -270,8 +271,11 @@ def test_bench_gives_json(capsys):
     assert row["update_ms"] > 0
     assert row["kernels_per_update"] is None  # there are none on a CPU
     assert row["step_ms"] > 0
-    shares = [row[f"share_{part}"] for part in ("update", "action", "environment")]
-    assert all(0 <= share <= 1 for share in shares)
+
+    updates = preset_config("rainbow").schedule.updates_per_step * row["update_ms"] / row["step_ms"]
+    assert row["share_update"] == pytest.approx(min(1, updates))
+    acting = row["act_ms"] / row["step_ms"]
+    assert row["share_environment"] == pytest.approx(max(0, 1 - updates - acting))
 
 
 def test_an_exported_agent_is_one_file_that_plays_the_same(tmp_path, capsys):

@@ -5,9 +5,10 @@ import torch
 
 from spr import augment, networks
 from spr.envs import make
+from spr.fleet import Turn, assemble
 from spr.learner import Updates
 from spr.presets import preset_config
-from spr.train import Turn, assemble, train
+from spr.train import train
 
 CPU = torch.device("cpu")
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from spr.envs import make
+from spr.fleet import assemble
 from spr.learner import Updates
 from spr.machine import tune
 from spr.presets import PRESETS, preset_config
-from spr.train import assemble, train
+from spr.train import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -8,8 +8,9 @@ import torch
 from spr.envs import make
 from spr.errors import UserError
 from spr.evaluate import play
+from spr.fleet import assemble
 from spr.presets import preset_config
-from spr.train import assemble, beta_at, train
+from spr.train import beta_at, train
 
 # A smaller head, a shorter rollout and a larger step than the paper's, to be done within three minutes on one core.
 QUICK = {

@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_map
 
 from spr.draws import Dice
 from spr.envs import make
+from spr.fleet import assemble
 from spr.presets import PRESETS, preset_config
-from spr.train import assemble, epsilon_at, train
+from spr.train import epsilon_at, train
 
 METHODS = [name for name in PRESETS if not name.startswith(("spr_tau_", "spr_k"))]
 

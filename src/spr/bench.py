@@ -12,9 +12,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from spr.config import Config
 from spr.envs import make
+from spr.fleet import Turn, assemble
 from spr.learner import Updates
 from spr.machine import device_name, product_dtype
-from spr.train import Turn, assemble, train
+from spr.train import train
 
 _ROUNDS = 5  # of which the median is taken
 

@@ -194,7 +194,7 @@ class Gymnasium:
 
 def to_frame(image: NDArray[np.uint8]) -> Frames:
     """Turn an image of any size, gray or colour, into an 84x84 gray frame by averaging areas."""
-    pixels = torch.from_numpy(np.ascontiguousarray(image)).float()
+    pixels = torch.tensor(image, dtype=torch.float32)
     if pixels.dim() == 3:
         # ITU-R 601 luma, the weights that ale-py and OpenCV use for gray.
         pixels = pixels @ torch.tensor([0.299, 0.587, 0.114]) if pixels.shape[2] == 3 else pixels[..., 0]

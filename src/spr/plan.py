@@ -21,7 +21,7 @@ from spr.replay import memory_needed
 
 LARGEST_FLEET = 10  # of a sweep, unless asked for more: larger ones gain little per agent (docs/performance.md)
 # Beside the replay, from `spr bench` on pong: of PyTorch on a GPU, and of the whole process on a CPU.
-_BESIDE = {"cuda": (360 * 2**20, 290 * 2**20), "cpu": (700 * 2**20, 340 * 2**20)}  # once, and per agent
+_BESIDE = {"cuda": (360 * 2**20, 290 * 2**20), "cpu": (370 * 2**20, 210 * 2**20)}  # once, and per agent
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,13 @@ from spr.display import Bar, StopRequest
 from spr.envs import make
 from spr.errors import UserError
 from spr.evaluate import play
+from spr.fleet import Fleet, assemble
 from spr.games import normalised
 from spr.machine import device_name, free_memory, product_dtype
 from spr.replay import memory_needed
 from spr.representations import known
 from spr.runs import Run
-from spr.train import Fleet, Tick, Training, assemble
+from spr.train import Tick, Training
 
 INTERRUPTED = 130
 FAILED = 1
