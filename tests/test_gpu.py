@@ -10,7 +10,7 @@ from spr.fleet import assemble
 from spr.learner import Updates
 from spr.machine import tune
 from spr.presets import PRESETS, preset_config
-from spr.train import train
+from spr.train import Training, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -144,6 +144,27 @@ def test_every_method_captured_equals_eager(preset):
         for name in ("weights", "averaged", "copied", "first_moment", "second_moment"):
             getattr(captured.state, name).copy_(getattr(eager.state, name))
         captured.replay.priority.copy_(eager.replay.priority)
+
+
+@pytest.mark.parametrize("step", [150, 260])  # before learning starts; and between captured updates
+def test_a_restored_fleet_goes_on_to_the_same_bits(step):
+    """Though the restored one's first updates are launched plainly, and the other's replayed from its graph."""
+    tune(GPU, "bf16")
+    config = preset_config("spr").override(SMALL | {"schedule.steps": 300})
+
+    def training():
+        return Training(assemble(config, make("catch", 3), [3, 1, 7], GPU, torch.bfloat16))
+
+    whole, resumed = training(), training()
+    for tick in whole.ticks():
+        if tick.step == step:
+            saved = whole.snapshots()
+    list(resumed.restore(saved))
+    rows = [tick.rows for tick in resumed.ticks()]
+    assert len(rows) == 300 - step
+    assert torch.equal(resumed.fleet.state.weights, whole.fleet.state.weights)
+    assert torch.equal(resumed.fleet.replay.priority, whole.fleet.replay.priority)
+    assert all(map(torch.equal, *([g.get_state() for g in t.fleet.dice.generators] for t in (resumed, whole))))
 
 
 @pytest.mark.parametrize("preset", ["spr", "spr_noaug"])

@@ -26,7 +26,7 @@ def on_ray(together: int, address: str | None) -> Engine:
     try:
         import ray  # noqa: PLC0415 - an extra that most users do without
     except ImportError as error:
-        raise UserError("--engine ray needs Ray: pip install 'spr[ray]'") from error
+        raise UserError("--engine ray needs Ray: pip install ray") from error
 
     def engine(jobs: Sequence[Job], settings: Settings, stop: StopRequest) -> Iterator[Event | None]:
         try:
