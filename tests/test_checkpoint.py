@@ -1,5 +1,6 @@
 """Nothing is lost: runs that are killed and resumed end byte for byte like others, and bad files are recognised."""
 
+import ctypes
 import hashlib
 import json
 import multiprocessing
@@ -9,6 +10,7 @@ import random
 import resource
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -244,6 +246,81 @@ def arguments(game, seeds, out, steps):
     changes = [part for change in small for part in ("--set", change)]
     often = ["--steps", str(steps), "--checkpoint-every", "5", "--device", "cpu"]
     return ["train", game, "--seeds", *map(str, seeds), *changes, *often, "--out", str(out)]
+
+
+def filling_disk(arguments, out, folder):
+    """Run the command line; as soon as a first checkpoint is there, no file may grow any more."""
+
+    def fill():
+        while not checkpoint.steps_of(folder):
+            time.sleep(0.01)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    threading.Thread(target=fill, daemon=True).start()
+    command(arguments, out)
+
+
+def test_a_run_on_a_disk_that_fills_up_ends_with_a_line_and_goes_on_when_there_is_room(tmp_path):
+    folder = runs.folder(tmp_path / "runs", "spr", "catch", 0)
+    asked = arguments("catch", [0], tmp_path / "runs", 90)
+    process = CONTEXT.Process(target=filling_disk, args=(asked, tmp_path / "said", folder))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 2
+    line = (tmp_path / "said").read_text().splitlines()[-1]
+    good = checkpoint.steps_of(folder)
+    assert f"File too large; the last good one is of step {good[0]}" in line
+    assert not list(folder.glob("*.part"))
+    process = start([*asked, "--resume"], tmp_path / "said")
+    process.join(120)
+    assert process.exitcode == 0, (tmp_path / "said").read_text()
+
+
+def obey_modes():
+    """Let a folder's mode bind this process even if it is root's: give up the right to pass it over."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, rights = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()  # version 3, this process
+    assert libc.capget(header, rights) == 0
+    rights[0] &= ~(1 << 1)  # CAP_DAC_OVERRIDE, of those in effect
+    assert libc.capset(header, rights) == 0
+
+
+def bound(arguments, out):
+    obey_modes()
+    command(arguments, out)
+
+
+def test_a_read_only_folder_is_refused_in_one_line(tmp_path):
+    out, said = tmp_path / "out", tmp_path / "said"
+    out.mkdir(mode=0o555)
+    process = CONTEXT.Process(target=bound, args=(arguments("catch", [0], out / "runs", 90), str(said)))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 2, said.read_text()
+    assert said.read_text() == f"spr: can't write to {out}/runs/spr/catch/seed-0: Permission denied\n"
+    assert list(out.iterdir()) == []
+
+
+def bound_saving(folder, said):
+    obey_modes()
+    try:
+        checkpoint.write(folder, Checkpoint(20, {"x": torch.zeros(10)}, {}))
+    except UserError as error:
+        Path(said).write_text(str(error))
+
+
+def test_a_folder_that_became_read_only_keeps_its_last_good_one(tmp_path):
+    folder, said = tmp_path / "run", tmp_path / "said"
+    folder.mkdir()
+    checkpoint.write(folder, Checkpoint(10, {"x": torch.zeros(10)}, {}))
+    folder.chmod(0o555)
+    process = CONTEXT.Process(target=bound_saving, args=(folder, said))
+    process.start()
+    process.join(60)
+    assert "Permission denied; the last good one is of step 10" in said.read_text()
+    assert [path.name for path in folder.iterdir()] == ["checkpoint-0000000010.spr"]
+    assert checkpoint.read(folder, 10, {"x": Spec((10,), torch.float32)}).step == 10
 
 
 @pytest.mark.parametrize(("game", "seeds"), [("catch", [0]), ("ms_pacman", [0]), ("catch", [0, 1, 2])])
