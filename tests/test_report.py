@@ -278,6 +278,13 @@ def test_the_same_run_twice_counts_once(tmp_path):
     assert "another result of the same method and seed is in" in found.left_out[1]
 
 
+def test_runs_of_different_precision_are_counted_together_and_said(tmp_path):
+    result(tmp_path)
+    result(tmp_path, seed=1, precision="fp32")
+    result(tmp_path, seed=2, precision="fp32", game="boxing")
+    assert read([tmp_path]).notes == ["spr: runs of precision bf16 and fp32 are counted together"]
+
+
 @pytest.mark.parametrize("where", ["empty", "nowhere"])
 def test_no_runs_at_all_is_one_line_and_nothing_is_written(where, tmp_path, capsys):
     (tmp_path / "empty").mkdir()

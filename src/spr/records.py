@@ -70,7 +70,7 @@ def read(paths: Sequence[Path]) -> Reading:
         raise UserError("no finished runs: " + "; ".join(left_out[:3]) + ("; ..." if len(left_out) > 3 else ""))
     named, notes = _protocols(records)
     kept, doubled = _without_doubles(named)
-    return Reading(kept, left_out + doubled, notes)
+    return Reading(kept, left_out + doubled, notes + _unlike(kept))
 
 
 class _UnusableError(Exception):
@@ -195,6 +195,17 @@ def _protocol_name(record: Record, benchmark: bool, taken: set[str]) -> str:
     name = BENCHMARK if benchmark else name
     versions = (f"{name}, variant {number}" for number in range(2, 1000))
     return name if name not in taken else next(other for other in versions if other not in taken)
+
+
+def _unlike(records: Sequence[Record]) -> list[str]:
+    """Say where runs of one method were made by different versions or precisions: they are counted together."""
+    notes = []
+    for method in dict.fromkeys(record.method for record in records):
+        for what in ("precision", "version"):
+            found = sorted({record.about[what] for record in records if record.method == method})
+            if len(found) > 1:
+                notes.append(f"{method}: runs of {what} {' and '.join(found)} are counted together")
+    return notes
 
 
 def _without_doubles(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
