@@ -228,7 +228,8 @@ def ema(methods: Sequence[Method]) -> list[Drawing]:
             f"Scores of {len(games)} games, each normalised by its average over all τ: 1 is as good as that average."
         )
         title = f"Target encoder's average, {what} augmentation"
-        drawings.append(_mean_and_median(f"ema{suffix}", title, words, shares, "constant τ of the moving average", "self-normalised score"))
+        across, up = "constant τ of the moving average", "self-normalised score"
+        drawings.append(_mean_and_median(f"ema{suffix}", title, words, shares, across, up))
     return drawings
 
 
