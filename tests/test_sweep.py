@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,11 +13,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from spr import runs
+from spr import cluster, runs
 from spr.cli import main
 from spr.errors import UserError
 from spr.plan import Job, Rates, Settings, fitting, plan, unfinished
-from spr.sweep import Event, Overview, outcome
+from spr.sweep import Event, Overview, log_of, outcome
 
 CPU = torch.device("cpu")
 SMALL = (
@@ -283,17 +284,40 @@ def test_files_are_brought_home_only_where_they_are_not(tmp_path):
     assert (home / "result.json").read_bytes() == b"another"
 
 
+def test_results_of_a_node_with_a_disk_of_its_own_come_home(whole, tmp_path, monkeypatch):
+    """What a task returns is all that the driver needs: the folder where it was made is gone by then."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    job = Job("spr", "catch", (0,))
+    made = settings(tmp_path)
+    folder = made.folder(job, 0)
+    returned = cluster._train(made.command(job), str(log_of(tmp_path, job)), [str(folder)])
+    for path in tmp_path.iterdir():
+        shutil.rmtree(path)
+
+    class Ray:
+        exceptions = type("exceptions", (), {"RayError": RuntimeError})
+
+        @staticmethod
+        def get(reference):
+            return reference
+
+    assert cluster._ended(job, returned, Ray) == Event(job, "done")
+    assert results(tmp_path)["spr/catch/seed-0"] == results(whole[0])["spr/catch/seed-0"]
+    assert "stored under" in log_of(tmp_path, job).read_text()
+    assert unfinished([job], made) == []
+
+
 @pytest.mark.parametrize("lost", ["worker", "node"])
 def test_on_two_ray_nodes_with_one_lost_the_results_are_the_local_engines(lost, whole, tmp_path):
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster  # noqa: PLC0415 - slow to import
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 10**8})
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 10**8})
     try:
-        second = cluster.add_node(num_cpus=1, object_store_memory=10**8)
+        second = nodes.add_node(num_cpus=1, object_store_memory=10**8)
         raylet = second.all_processes["raylet"][0].process.pid
         arguments = ("--games", "catch", "--seeds", 2, "--agents", 1, "--out", tmp_path)
-        where = ("--engine", "ray", "--address", cluster.address)
+        where = ("--engine", "ray", "--address", nodes.address)
         command = spr("sweep", *arguments, *where, "--checkpoint-every", 25, *CHANGES)
 
         def saved_there():
@@ -306,12 +330,12 @@ def test_on_two_ray_nodes_with_one_lost_the_results_are_the_local_engines(lost, 
         if lost == "worker":
             os.kill(worker, signal.SIGKILL)
         else:
-            cluster.remove_node(second, allow_graceful=False)
+            nodes.remove_node(second, allow_graceful=False)
         said, _ = command.communicate(timeout=300)
         assert command.returncode == 0, said
         assert "2 done, 0 running, 0 waiting, 0 failed" in said
     finally:
-        cluster.shutdown()
+        nodes.shutdown()
     logs = [path.read_text() for path in (tmp_path / "logs").rglob("*.txt")]
     assert sum("playing again" in log for log in logs) == 1, logs  # one went on from a checkpoint
     assert_equal_results(whole[0], tmp_path, 2)
