@@ -122,9 +122,9 @@ def test_incomplete_sets_are_marked_and_compared_on_the_same_games_only(full):
 
 def test_unequal_numbers_of_runs_are_incomplete_too():
     scores = {game: np.zeros(3) for game in game_names()}
-    assert Method("m", scores, 3).complete
-    assert not Method("m", scores | {"pong": np.zeros(2)}, 3).complete
-    assert Method("m", scores | {"pong": np.zeros(2)}, 3).rests_on() == "26 games, 2 to 3 runs each"
+    assert Method("m", scores).complete
+    assert not Method("m", scores | {"pong": np.zeros(2)}).complete
+    assert Method("m", scores | {"pong": np.zeros(2)}).rests_on() == "26 games, 2 to 3 runs each"
 
 
 def test_every_figure_is_a_png_beside_the_page_and_inside_it(full):
@@ -164,7 +164,7 @@ def test_depth_and_ema_by_hand():
     def method(name, *scores):
         games = ("pong", "boxing", "alien")
         chance = reference_scores("random")
-        return Method(name, {g: np.array([chance[g] + s]) for g, s in zip(games, scores, strict=True)}, 1)
+        return Method(name, {g: np.array([chance[g] + s]) for g, s in zip(games, scores, strict=True)})
 
     depths = [method("spr", 10, 10, 10), method("spr_k1", 5, 10, 30), method("spr_k2", 20, 20, 20)]
     assert figures._shares(depths[1], ["pong", "boxing", "alien"], means(depths[0])) == pytest.approx([0.5, 1, 3])

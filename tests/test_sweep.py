@@ -201,7 +201,6 @@ def test_the_overview_counts_and_foretells(tmp_path):
     view.show(Event(jobs[0], "running"))
     view.show(Event(jobs[1], "running"))
     assert view.line() in (f"0 done, 2 running, 2 waiting, 0 failed, about 0:00:{s} left" for s in (19, 20))
-    view._took[jobs[0]] = 20.0
     view.show(Event(jobs[1], "failed", "a reason"))
     assert view.line().startswith("0 done, 1 running, 2 waiting, 1 failed")
     console.file.flush()
@@ -226,7 +225,7 @@ def test_a_failed_fleet_is_listed_and_does_not_stop_the_others(whole, tmp_path):
     said, _ = command.communicate(timeout=300)
     assert command.returncode == 1, said
     assert "failed: spr on catch, seed 0: " in said
-    assert "thesis.tex" in said.splitlines()[-1] + said
+    assert "thesis.tex" in said
     assert "(1 of 2)" in said
     assert (taken / "thesis.tex").read_text() == "mine"
     assert results(tmp_path)["spr/catch/seed-1"] == results(whole[0])["spr/catch/seed-1"]
@@ -290,7 +289,7 @@ def test_results_of_a_node_with_a_disk_of_its_own_come_home(whole, tmp_path, mon
     job = Job("spr", "catch", (0,))
     made = settings(tmp_path)
     folder = made.folder(job, 0)
-    returned = cluster._train(made.command(job), str(log_of(tmp_path, job)), [str(folder)])
+    returned = cluster._train(job, made.command(job), str(log_of(tmp_path, job)), [str(folder)])
     for path in tmp_path.iterdir():
         shutil.rmtree(path)
 

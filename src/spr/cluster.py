@@ -43,7 +43,7 @@ def on_ray(together: int, address: str | None) -> Engine:
             for job in jobs:
                 folders = [str(settings.folder(job, seed).absolute()) for seed in job.seeds]
                 log = str(log_of(settings.out, job).absolute())
-                running[task.remote(settings.command(job), log, folders)] = job
+                running[task.remote(job, settings.command(job), log, folders)] = job
                 yield Event(job, "running")
             while running and not stop.check():
                 ended, _ = ray.wait(list(running), timeout=_LOOK)
@@ -53,7 +53,8 @@ def on_ray(together: int, address: str | None) -> Engine:
             for reference, job in running.items():
                 ray.cancel(reference)
                 yield Event(job, "stopped")
-            ray.wait(list(running), num_returns=len(running)) if running else None
+            if running:
+                ray.wait(list(running), num_returns=len(running))
         finally:
             ray.shutdown()
 
@@ -63,15 +64,16 @@ def on_ray(together: int, address: str | None) -> Engine:
 def _ended(job: Job, reference: Any, ray: Any) -> Event:
     """Bring home what a task made, and say how it ended."""
     try:
+        event: Event
         event, files = ray.get(reference)
     except ray.exceptions.RayError as error:
         return Event(job, "failed", f"lost on the cluster: {' '.join(str(error).split())[:300]}")
     for name, data in files.items():
         runs.bring(Path(name), data)
-    return Event(job, event.state, event.reason)
+    return event
 
 
-def _train(arguments: list[str], log: str, folders: list[str]) -> tuple[Event, dict[str, bytes]]:
+def _train(job: Job, arguments: list[str], log: str, folders: list[str]) -> tuple[Event, dict[str, bytes]]:
     """Carry a job out where Ray has put it; return how it ended and the files it made.
 
     The training is killed with its worker: what nobody waits for must not hold the lock of a run.
@@ -83,6 +85,5 @@ def _train(arguments: list[str], log: str, folders: list[str]) -> tuple[Event, d
     except KeyboardInterrupt:
         command.stop()
         command.wait()
-    event = command.event(Job("", "", ()))
     kept = [Path(log), *(path for folder in folders for path in runs.results(Path(folder)))]
-    return event, {str(path): path.read_bytes() for path in kept}
+    return command.event(job), {str(path): path.read_bytes() for path in kept}

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
 from spr import stats
-from spr.games import game_names, reference_scores, reference_table
+from spr.games import game_names, reference_scores, reference_table, share
 from spr.records import Record
 from spr.tables import PUBLISHED, Method, published_on
 
@@ -218,12 +218,8 @@ def ema(methods: Sequence[Method]) -> list[Drawing]:
         games = [game for game in game_names() if taus and all(game in m.scores for m in taus.values())]
         if len(taus) < 2 or not games:
             continue
-        chance = reference_scores("random")
-        average = {g: np.mean([m.scores[g].mean() for m in taus.values()]) for g in games}
-        shares = {
-            t: [float((m.scores[g].mean() - chance[g]) / (average[g] - chance[g])) for g in games]
-            for t, m in taus.items()
-        }
+        average = {game: fmean(float(method.scores[game].mean()) for method in taus.values()) for game in games}
+        shares = {tau: _shares(method, games, average) for tau, method in taus.items()}
         words = (
             f"Scores of {len(games)} games, each normalised by its average over all τ: 1 is as good as that average."
         )
@@ -235,8 +231,7 @@ def ema(methods: Sequence[Method]) -> list[Drawing]:
 
 def _shares(method: Method, games: Sequence[str], reference: Mapping[str, float]) -> list[float]:
     """Return a method's mean scores, 0 at random play and 1 at the reference."""
-    chance = reference_scores("random")
-    return [(float(method.scores[g].mean()) - chance[g]) / (reference[g] - chance[g]) for g in games]
+    return [share(game, float(method.scores[game].mean()), reference[game]) for game in games]
 
 
 def _mean_and_median(

@@ -4,8 +4,14 @@ import csv
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from spr.errors import UserError
+
+T = TypeVar("T", float, NDArray[np.float64])
 
 
 @cache
@@ -33,5 +39,10 @@ def normalised(game: str, score: float, by: str = "human") -> float | None:
     """Return (score - random) / (reference - random); None for a game outside the 26."""
     if game not in reference_scores("random"):
         return None
+    return share(game, score, reference_scores(by)[game])
+
+
+def share(game: str, score: T, reference: float) -> T:
+    """Return a score, or an array of them, where random play of one of the 26 games is 0 and the reference 1."""
     random = reference_scores("random")[game]
-    return (score - random) / (reference_scores(by)[game] - random)
+    return (score - random) / (reference - random)

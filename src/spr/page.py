@@ -105,7 +105,7 @@ def _runs(records: Sequence[Record]) -> list[str]:
     lines = []
     for record in records:
         protocol = rules.setdefault(_pretty({"known as": record.protocol} | record.rules), len(rules) + 1)
-        config = configs.setdefault(_pretty(record.config), len(configs) + 1)
+        config = configs.setdefault(_pretty(record.config.to_dict()), len(configs) + 1)
         about = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in record.about.items())
         episodes = " ".join(f"{score:g}" for score in record.episodes)
         lines.append(

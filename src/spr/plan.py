@@ -1,12 +1,11 @@
 """Owns the plan of a sweep: the fleets that its runs are trained in, and what each will cost in time and memory."""
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -103,15 +102,13 @@ def plan(
 def fitting(config: Config, device: torch.device, together: int) -> int:
     """Return how many agents each of several fleets may have, to fit into the memory that is free now."""
     free = free_memory(device) // together
-    for agents in range(1, 1_000):
-        if memory(config, agents, device) > free:
-            if agents == 1:
-                raise UserError(
-                    f"one agent takes about {memory(config, 1, device) / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB "
-                    f"are free for it on the {device.type}: set a smaller replay.capacity"
-                )
-            return agents - 1
-    return 1_000
+    one, two = (memory(config, agents, device) for agents in (1, 2))
+    if one > free:
+        raise UserError(
+            f"one agent takes about {one / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free for it on the "
+            f"{device.type}: set a smaller replay.capacity"
+        )
+    return 1 + (free - one) // (two - one)
 
 
 def memory(config: Config, agents: int, device: torch.device) -> int:
@@ -141,7 +138,7 @@ class Rates:
         self._judging: list[float] = []  # seconds of evaluation per agent
         for job in jobs:
             for seed in job.seeds:
-                self._learn(job.preset, settings.folder(job, seed) / "result.json", name)
+                self._learn(job.preset, runs.result(settings.folder(job, seed)), name)
         rows = [row for row in reference_table("rates") if row["device"] == name]
         self._known = {int(row["agents"]): float(row["step_ms"]) / 1e3 for row in rows}
         self._known_judging = [float(row["evaluation_s_per_agent"]) for row in rows]
@@ -157,16 +154,15 @@ class Rates:
         training = config.schedule.steps * _between(seen, agents)
         return Cost(training + agents * median(judging) * config.evaluation.episodes / 100, need)
 
-    def _learn(self, preset: str, path: Path, device: str | None) -> None:
+    def _learn(self, preset: str, result: dict[str, Any] | None, device: str | None) -> None:
+        if result is None or device not in (None, result.get("device")):
+            return
         try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-            if device not in (None, result["device"]):
-                return
             together = int(result["agents_together"])
             sizes = self._steps.setdefault(preset, {})
             sizes.setdefault(together, []).append(result["train_seconds"] / result["steps"])
             self._judging.append(result["eval_seconds"] / together * 100 / len(result["episodes"]))
-        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        except (ValueError, KeyError, TypeError, ZeroDivisionError):
             return  # no measurement; what is wrong with a result is the report's to say
 
 

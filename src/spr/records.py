@@ -32,7 +32,7 @@ class Record(NamedTuple):
     score: float
     protocol: str  # a name for people: the same for runs that may be compared
     rules: dict[str, Any]  # the protocol in full
-    config: dict[str, Any]
+    config: Config
     about: dict[str, Any]  # version, device, precision, seconds, agents together
     curve: tuple[tuple[int, float], ...]  # (step, recent score while learning)
 
@@ -90,10 +90,9 @@ def _record(file: Path) -> Record:
     episodes = data.get("episodes")
     if not isinstance(episodes, list) or not episodes or not all(map(_number, episodes)):
         raise _UnusableError("its episodes are not all finite numbers")
-    if not math.isclose(sum(episodes) / len(episodes), data["score"], rel_tol=1e-9, abs_tol=1e-9):
-        raise _UnusableError(
-            f"its score {data['score']} is not the mean of its episodes, {sum(episodes) / len(episodes)}"
-        )
+    mean = sum(episodes) / len(episodes)
+    if not math.isclose(mean, data["score"], rel_tol=1e-9, abs_tol=1e-9):
+        raise _UnusableError(f"its score {data['score']} is not the mean of its episodes, {mean}")
     try:
         config = from_dict(data["config"])
     except (UserError, TypeError, ValueError, KeyError, AttributeError) as error:
@@ -108,7 +107,7 @@ def _record(file: Path) -> Record:
         score=float(data["score"]),
         protocol="",
         rules=data["protocol"],
-        config=config.to_dict(),
+        config=config,
         about={name: data[name] for name in ("version", "device", "precision", *_NUMBERS)},
         curve=_curve(file.with_name("metrics.jsonl")),
     )
@@ -167,7 +166,7 @@ def _protocols(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
     rules: dict[str, str] = {}
     named, notes = [], dict[str, None]()
     for record in records:
-        config = from_dict(record.config)
+        config = record.config
         usual = preset_config(record.preset, record.game) if record.preset in PRESETS else Config()
         benchmark = (
             record.game in game_names()
@@ -190,7 +189,7 @@ def _protocols(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
 
 def _protocol_name(record: Record, benchmark: bool, taken: set[str]) -> str:
     rules = record.rules
-    steps, games, epsilon = (from_dict(record.config).value(name) for name in _JUDGED)
+    steps, games, epsilon = (record.config.value(name) for name in _JUDGED)
     name = f"{rules.get('name', 'unknown')}, {steps:,} steps, {games} games, epsilon {epsilon}"
     name = BENCHMARK if benchmark else name
     versions = (f"{name}, variant {number}" for number in range(2, 1000))

@@ -36,7 +36,7 @@ def write(paths: Sequence[Path], out: Path, draws: int = DRAWS) -> Report:
     files = {out / "index.html": page(contents).encode()}
     files |= {out / f"{drawing.name}.png": drawing.png for drawing in contents.drawings}
     files |= {out / f"{table.name}.csv": _csv(table) for table in [*contents.tables, *contents.others]}
-    files[out / "runs.csv"] = _csv(_all_runs(reading.records))
+    files[out / "runs.csv"] = _csv(tables.all_runs(reading.records))
     for path, data in files.items():
         runs.bring(path, data)
     return Report(list(files), reading.left_out, reading.notes)
@@ -58,7 +58,7 @@ def _contents(reading: Reading, draws: int) -> Contents:
     names = [name for name in dict.fromkeys(record.protocol for record in records) if name != BENCHMARK]
     for number, name in enumerate(names, start=1):
         mine = methods_of([record for record in records if record.protocol == name])
-        others.append(tables.other_games(name, mine, draws, random)._replace(name=f"other_{number}"))
+        others.append(tables.other_games(f"other_{number}", name, mine, draws, random))
     games, seeds = len({r.game for r in records}), len({r.seed for r in records})
     kinds = len({r.method for r in records})
     summary = f"{len(records)} runs: {_many(kinds, 'method')}, {_many(games, 'game')}, {_many(seeds, 'seed')}."
@@ -85,29 +85,6 @@ def _drawings(
     if not averages:
         missing.append("Target encoder's average: needs two or more of spr_tau_0.999, spr_tau_0.9976, ...")
     return [*drawn, *(found for found, _ in wanted.values() if found is not None), *averages], missing
-
-
-def _all_runs(records: Sequence[Record]) -> Table:
-    """Return a table with a row for every run."""
-    rows = [
-        [tables.Cell(value) for value in (
-            r.protocol, r.method, r.game, r.seed, r.score, r.human, len(r.episodes), *r.about.values(),
-            " ".join(f"{score:g}" for score in r.episodes),
-        )]
-        for r in records
-    ]  # fmt: skip
-    columns = [
-        "protocol",
-        "method",
-        "game",
-        "seed",
-        "score",
-        "human-normalised",
-        "games",
-        *records[0].about,
-        "episodes",
-    ]
-    return Table("runs", "Runs", columns, rows)
 
 
 def _csv(table: Table) -> bytes:

@@ -138,6 +138,23 @@ def finished(path: Path) -> bool:
     return (path / "result.json").is_file()
 
 
+def result(path: Path) -> dict[str, Any] | None:
+    """Return what a finished run has written of itself, or None where nothing can be read; `spr report` says why."""
+    try:
+        data = json.loads(_said(path / "result.json"))
+    except (OSError, ValueError, UserError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def last_step(path: Path) -> int | None:
+    """Return the step of a run's last line of times, or None where there is none yet."""
+    try:
+        return int(json.loads((path / "times.jsonl").read_text(encoding="utf-8").splitlines()[-1])["step"])
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+
+
 def results(path: Path) -> list[Path]:
     """Return the files that a run's folder keeps for good, in the order in which they may appear elsewhere."""
     kept = [name for name in _KNOWN if name != "result.json"]

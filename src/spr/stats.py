@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spr.errors import UserError
-from spr.games import game_names, normalised
+from spr.games import game_names, reference_scores, share
 
 
 class Aggregates(NamedTuple):
@@ -26,16 +26,10 @@ def aggregate(scores: Mapping[str, float]) -> Aggregates:
     missing = [game for game in game_names() if game not in scores]
     if missing:
         raise UserError(f"aggregates need all 26 games; missing: {', '.join(missing)}")
-    human = [_normalised(game, scores[game], "human") for game in game_names()]
-    dqn = [_normalised(game, scores[game], "dqn_50m") for game in game_names()]
+    human, dqn = (
+        [share(game, scores[game], reference_scores(by)[game]) for game in game_names()] for by in ("human", "dqn_50m")
+    )
     return Aggregates(fmean(human), median(human), fmean(dqn), median(dqn), sum(value > 1 for value in human))
-
-
-def _normalised(game: str, score: float, by: str) -> float:
-    value = normalised(game, score, by)
-    if value is None:
-        raise UserError(f"'{game}' has no reference scores")
-    return value
 
 
 Scores = Sequence[NDArray[np.float64]]  # one array per game, its runs last; what comes before are replicates

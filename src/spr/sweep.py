@@ -1,6 +1,5 @@
 """Owns carrying a sweep out: every job in a process of its own, an overview of them all, and the table at the end."""
 
-import json
 import os
 import signal
 import subprocess
@@ -217,10 +216,8 @@ class Overview:
 
     def _progress(self, job: Job) -> str:
         """Return how far a running job is, from the last line of its first run's times."""
-        path = self._settings.folder(job, job.seeds[0]) / "times.jsonl"
-        try:
-            step = int(json.loads(path.read_text(encoding="utf-8").splitlines()[-1])["step"])
-        except (OSError, ValueError, KeyError, IndexError):
+        step = runs.last_step(self._settings.folder(job, job.seeds[0]))
+        if step is None:
             return "beginning"  # or on another machine
         steps = self._settings.config(job).schedule.steps
         return "evaluating" if step == steps else f"{step:,} of {steps:,} steps"
@@ -238,9 +235,8 @@ def outcome(jobs: Sequence[Job], settings: Settings) -> Table:
         cell = (job.game, job.preset)
         planned[cell] = planned.get(cell, 0) + len(job.seeds)
         for seed in job.seeds:
-            path = settings.folder(job, seed) / "result.json"
-            if path.is_file():
-                scores.setdefault(cell, []).append(float(json.loads(path.read_text(encoding="utf-8"))["score"]))
+            if (result := runs.result(settings.folder(job, seed))) is not None:
+                scores.setdefault(cell, []).append(float(result["score"]))
     presets = list(dict.fromkeys(job.preset for job in jobs))
     table = Table(box=None, header_style="bold")
     for column in ("game", *presets):

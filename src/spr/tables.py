@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spr import stats
-from spr.games import game_names, normalised, reference_scores, reference_table
+from spr.games import game_names, reference_scores, reference_table, share
 from spr.presets import PRESETS
 from spr.records import Record
-from spr.stats import Interval
 
 PUBLISHED = {  # columns of the paper's per-game table, with their names for people
     "simple": "SimPLe",
@@ -30,6 +29,8 @@ _AGGREGATES = {
     "optimality gap": stats.optimality_gap,
     "superhuman games": stats.superhuman,
 }
+_BY_DQN = {"mean, DQN-normalised": stats.mean, "median, DQN-normalised": stats.middle}
+_TABLE_1 = ("mean", "median", *_BY_DQN, "superhuman games")  # what the paper has, in its order
 
 
 class Cell(NamedTuple):
@@ -84,7 +85,6 @@ class Method(NamedTuple):
 
     name: str
     scores: Mapping[str, NDArray[np.float64]]
-    seeds: int  # the most runs that a game has
 
     def human(self, games: Iterable[str] | None = None) -> list[NDArray[np.float64]]:
         """Return human-normalised scores, one array per game."""
@@ -92,7 +92,7 @@ class Method(NamedTuple):
 
     def by(self, reference: str, games: Iterable[str] | None = None) -> list[NDArray[np.float64]]:
         """Return scores normalised by a reference, one array per game."""
-        return [_normalised(game, self.scores[game], reference) for game in games or self.scores]
+        return [share(game, self.scores[game], reference_scores(reference)[game]) for game in games or self.scores]
 
     @property
     def complete(self) -> bool:
@@ -118,14 +118,14 @@ def methods_of(records: Sequence[Record]) -> list[Method]:
         mine = [record for record in records if record.method == name]
         games = sorted({record.game for record in mine}, key=lambda game: (order.get(game, len(order)), game))
         scores = {game: np.array([record.score for record in mine if record.game == game]) for game in games}
-        found.append(Method(name, scores, max(map(len, scores.values()))))
+        found.append(Method(name, scores))
     return found
 
 
 def published_on(column: str, games: Iterable[str]) -> list[NDArray[np.float64]]:
     """Return a published method's human-normalised mean scores, one array of one number per game."""
     scores = _since_by_game(column) if column in _MEASURED_SINCE else reference_scores(column)
-    return [_normalised(game, np.array([scores[game]]), "human") for game in games]
+    return [share(game, np.array([scores[game]]), reference_scores("human")[game]) for game in games]
 
 
 def _since_by_game(column: str) -> dict[str, float]:
@@ -153,29 +153,26 @@ def per_game(methods: Sequence[Method], draws: int, random: np.random.Generator)
     return Table("per_game", "Scores by game", columns, rows, notes)
 
 
-def other_games(protocol: str, methods: Sequence[Method], draws: int, random: np.random.Generator) -> Table:
+def other_games(name: str, protocol: str, methods: Sequence[Method], draws: int, random: np.random.Generator) -> Table:
     """Return scores by game of a protocol that has no published figures."""
     games = list(dict.fromkeys(game for method in methods for game in method.scores))
     rows = [[Cell(game), *(_mean_cell(m.scores.get(game), draws, random) for m in methods)] for game in games]
-    return Table("other", protocol, ["game", *(method.name for method in methods)], rows)
+    return Table(name, protocol, ["game", *(method.name for method in methods)], rows)
 
 
 def aggregates(methods: Sequence[Method], draws: int, random: np.random.Generator) -> Table:
     """Return aggregates over games: ours with intervals, then the paper's, then what others have measured since."""
-    columns = ["method", "source", "rests on", *_AGGREGATES, "mean, DQN-normalised", "median, DQN-normalised"]
     rows = []
     for method in methods:
-        cells = [_estimate(f, method.human(), draws, random) for f in _AGGREGATES.values()]
-        cells += [_estimate(f, method.by("dqn_50m"), draws, random) for f in (stats.mean, stats.middle)]
-        cells[4] = cells[4]._replace(digits=0)
+        found = {name: _estimate(f, method.human(), draws, random) for name, f in _AGGREGATES.items()}
+        found |= {name: _estimate(f, method.by("dqn_50m"), draws, random) for name, f in _BY_DQN.items()}
         marked = Cell(method.rests_on(), small="" if method.complete else "incomplete")
-        rows.append([Cell(method.name), Cell("ours"), marked, *cells])
+        rows.append(_aggregate_row(method.name, Cell("ours"), marked, found))
     for column, name in PUBLISHED.items():
         told = stats.aggregate(reference_scores(column))
-        values = [None, told.human_median, told.human_mean, None, None, told.dqn_mean, told.dqn_median]
-        cells = [Cell(value) for value in values]
-        cells[4] = Cell(told.superhuman, digits=0)
-        rows.append([Cell(name), Cell("paper"), Cell("26 games"), *cells])
+        values = (told.human_mean, told.human_median, told.dqn_mean, told.dqn_median, told.superhuman)
+        found = {title: Cell(value) for title, value in zip(_TABLE_1, values, strict=True)}
+        rows.append(_aggregate_row(name, Cell("paper"), Cell("26 games"), found))
     rows += _variants(methods) + _since()
     notes = [
         "Human-normalised, unless DQN-normalised is said (by DQN after 50 million steps). IQM is the mean of the "
@@ -188,7 +185,15 @@ def aggregates(methods: Sequence[Method], draws: int, random: np.random.Generato
             "Rows marked incomplete lack games or runs: they must not be compared with rows of 26 games. "
             "The table of the same games, below, is what they can be compared by."
         )
+    columns = ["method", "source", "rests on", *_AGGREGATES, *_BY_DQN]
     return Table("aggregates", "Aggregates over games", columns, rows, notes)
+
+
+def _aggregate_row(name: str, source: Cell, rests_on: Cell, found: Mapping[str, Cell]) -> list[Cell]:
+    """Return a row of the table of aggregates; what was not found stays empty, and games are whole."""
+    cells = {title: found.get(title, Cell()) for title in (*_AGGREGATES, *_BY_DQN)}
+    cells["superhuman games"] = cells["superhuman games"]._replace(digits=0)
+    return [Cell(name), source, rests_on, *cells.values()]
 
 
 def same_games(methods: Sequence[Method]) -> list[Table]:
@@ -233,18 +238,25 @@ def wall_clock(records: Sequence[Record]) -> Table:
     return Table("wall_clock", "Time", columns, rows, notes)
 
 
+def all_runs(records: Sequence[Record]) -> Table:
+    """Return a table with a row for every run."""
+    columns = ["protocol", "method", "game", "seed", "score", "human-normalised", "games"]
+    rows = []
+    for r in records:
+        known = (r.protocol, r.method, r.game, r.seed, r.score, r.human, len(r.episodes), *r.about.values())
+        rows.append([*map(Cell, known), Cell(" ".join(f"{score:g}" for score in r.episodes))])
+    return Table("runs", "Runs", [*columns, *records[0].about, "episodes"], rows)
+
+
 def _variants(methods: Sequence[Method]) -> list[list[Cell]]:
     """Return the paper's aggregates of the variants that we ran and that its per-game table lacks."""
     ran = {method.name for method in methods} - PUBLISHED.keys()
     rows = []
     for row in reference_table("paper_variants"):
         if row["preset"] in ran:
-            mean, median, dqn_mean, dqn_median = (
-                float(row[name]) for name in ("human_mean", "human_median", "dqn_mean", "dqn_median")
-            )
-            values = [None, median, mean, None, None, dqn_mean, dqn_median]
-            named = [Cell(row["preset"]), Cell("paper", small=row["source"]), Cell("26 games")]
-            rows.append([*named, *map(Cell, values)])
+            names = ("human_mean", "human_median", "dqn_mean", "dqn_median")
+            found = {title: Cell(float(row[name])) for title, name in zip(_TABLE_1, names, strict=False)}
+            rows.append(_aggregate_row(row["preset"], Cell("paper", small=row["source"]), Cell("26 games"), found))
     return rows
 
 
@@ -255,18 +267,16 @@ def _since() -> list[list[Cell]]:
         if row["method"] == "SPR (paper)":
             continue  # stands above, from the per-game table
         names = ("iqm", "median", "mean", "optimality_gap", "superhuman")
-        cells = [Cell(float(row[name])) if row[name] else Cell() for name in names]
-        cells[4] = cells[4]._replace(digits=0)
-        note = Cell(f"26 games, {row['runs']} runs each", small=row["note"])
-        rows.append([Cell(row["method"]), Cell("published"), note, *cells, Cell(), Cell()])
+        found = {title: Cell(float(row[name])) for title, name in zip(_AGGREGATES, names, strict=True) if row[name]}
+        rests_on = Cell(f"26 games, {row['runs']} runs each", small=row["note"])
+        rows.append(_aggregate_row(row["method"], Cell("published"), rests_on, found))
     return rows
 
 
 def _estimate(
     statistic: stats.Statistic, scores: list[NDArray[np.float64]], draws: int, random: np.random.Generator
 ) -> Cell:
-    found: Interval = stats.bootstrap(statistic, scores, draws=draws, random=random)
-    return Cell(*found)
+    return Cell(*stats.bootstrap(statistic, scores, draws=draws, random=random))
 
 
 def _mean_cell(runs: NDArray[np.float64] | None, draws: int, random: np.random.Generator) -> Cell:
@@ -277,8 +287,3 @@ def _mean_cell(runs: NDArray[np.float64] | None, draws: int, random: np.random.G
     if len(runs) == 1:
         return Cell(found.value, digits=1, small=small)
     return Cell(*found, digits=1, small=small)
-
-
-def _normalised(game: str, scores: NDArray[np.float64], by: str) -> NDArray[np.float64]:
-    values = [normalised(game, float(score), by) for score in scores]
-    return np.array([value for value in values if value is not None])
