@@ -1,4 +1,4 @@
-"""Evaluation plays games that are fixed up front, to their ends, without noise."""
+"""Evaluation plays a number of games fixed up front, each to its end, without noise."""
 
 import numpy as np
 import pytest
@@ -24,9 +24,12 @@ class Lengths:
 
     def reset(self, seeds):
         self.random = [np.random.default_rng(seed) for seed in seeds]
-        self.left = np.array([random.integers(1, 30) for random in self.random])
+        self.left = np.array([self.length(random) for random in self.random])
         self.lives = 0
         return np.zeros((self.count, 84, 84), np.uint8)
+
+    def length(self, random):
+        return random.integers(1, 30)
 
     def send(self, action):
         assert action.shape == (self.count,)
@@ -35,7 +38,7 @@ class Lengths:
         self.left -= 1
         over = self.left == 0
         for i in np.flatnonzero(over):
-            self.left[i] = self.random[i].integers(1, 30)
+            self.left[i] = self.length(self.random[i])
         life = np.arange(self.count) % 2 == self.lives  # lives end all the time, and must not end games
         self.lives = 1 - self.lives
         frames = np.zeros((self.count, 84, 84), np.uint8)
@@ -49,19 +52,76 @@ def agents(seeds, config):
     return {name: p.detach() for name, p in Learner(config, 2, CPU).init(seeds).params.items()}
 
 
-def test_every_game_fixed_up_front_is_finished_whatever_its_length(monkeypatch):
+def by_hand(seed, games, tables, length):
+    """Play out an agent's games on tables that each take the next one when free; even tables move first."""
+    random = [np.random.default_rng(start) for start in evaluate.seeds_for(seed, "evaluate", tables)]
+    scores: list[float | None] = [None] * games
+    at: list[int | None] = list(range(tables))
+    left, begun = [length(r) for r in random], tables
+    scores_of = [float(n) for n in left]
+    while any(game is not None for game in at):
+        for table in [*range(0, tables, 2), *range(1, tables, 2)]:
+            left[table] -= 1
+            if left[table]:
+                continue
+            if at[table] is not None:
+                scores[at[table]] = scores_of[table]
+                at[table], begun = (begun, begun + 1) if begun < games else (None, begun)
+            left[table] = length(random[table])
+            scores_of[table] = float(left[table])
+    return scores
+
+
+@pytest.mark.parametrize(("games", "tables"), [(10, 4), (3, 4), (1, 4), (30, 5)])
+def test_every_game_begun_is_finished_and_counts_whatever_its_length(monkeypatch, games, tables):
     monkeypatch.setattr(evaluate, "make", lambda _, count, threads: Lengths(count))  # noqa: ARG005
-    monkeypatch.setattr(evaluate, "_TABLES", 4)
-    config = Config().override({"evaluation.episodes": 10, "network.hidden": 4})
+    monkeypatch.setattr(evaluate, "_TABLES", tables)
+    config = Config().override({"evaluation.episodes": games, "network.hidden": 4})
     *_, last = play(config, "any", agents([0, 5], config), [0, 5])
-    assert last.finished == 20
+    assert last.finished == 2 * games
     for seed, scores in zip([0, 5], last.scores, strict=True):
-        tables = [np.random.default_rng(s) for s in evaluate.seeds_for(seed, "evaluate", 4)]
-        expected = [None] * 10
-        for j, random in enumerate(tables):
-            for game in range(j, 10, 4):
-                expected[game] = float(random.integers(1, 30))
-        assert scores == expected
+        assert scores == by_hand(seed, games, min(games, tables), lambda random: random.integers(1, 30))
+
+
+def test_long_games_count_as_often_as_they_begin(monkeypatch):
+    """One game in four is ten times as long: the first games to finish would be short ones far more often."""
+
+    class Uneven(Lengths):
+        def length(self, random):
+            return 40 if random.random() < 0.25 else 4
+
+    monkeypatch.setattr(evaluate, "make", lambda _, count, threads: Uneven(count))  # noqa: ARG005
+    config = Config().override({"evaluation.episodes": 20, "network.hidden": 4})
+    seeds = list(range(30))
+    params = {name: p.expand(len(seeds), *p.shape[1:]) for name, p in agents([0], config).items()}
+    *_, last = play(config, "any", params, seeds)
+    long = np.mean([[score == 40 for score in scores] for scores in last.scores])
+    assert long == pytest.approx(0.25, abs=0.055)  # 600 games: three standard deviations
+
+
+def test_an_evaluation_left_early_closes_every_emulator(monkeypatch):
+    made = []
+
+    class Closing(Lengths):
+        def __init__(self, count):
+            super().__init__(count)
+            self.closed = 0
+            made.append(self)
+
+        def close(self):
+            self.closed += 1
+
+    monkeypatch.setattr(evaluate, "make", lambda _, count, threads: Closing(count))  # noqa: ARG005
+    config = Config().override({"evaluation.episodes": 12, "network.hidden": 4})
+    games = play(config, "any", agents([0, 5], config), [0, 5])
+    for _ in range(5):
+        next(games)
+    games.close()
+    assert [envs.closed for envs in made] == [1, 1, 1, 1]
+    made.clear()
+    *_, last = play(config, "any", agents([0, 5], config), [0, 5])
+    assert last.finished == 24
+    assert [envs.closed for envs in made] == [1, 1, 1, 1]
 
 
 def test_an_agent_scores_the_same_alone_and_beside_others():

@@ -1,4 +1,4 @@
-"""Owns the protocol's evaluation: a fixed number of whole games per agent, settled before the first move."""
+"""Owns the protocol's evaluation: a fixed number of whole games per agent, each counted from before its first move."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +15,10 @@ from spr.errors import UserError
 from spr.graphs import Inbox, Outbox, captured
 from spr.networks import outputs_per_action
 
-_TABLES = 20  # games of one agent that are played at the same time
-_THREADS = 4  # that step the environments of one group, at most
+# Games of one agent that are played at the same time. More would not be faster: ten agents keep a hundred emulators
+# busy, and an emulator takes a fifth of a second to start.
+_TABLES = 10
+_STARTING = 4  # groups of emulators that are started at the same time
 
 
 class Playing(NamedTuple):
@@ -35,56 +37,121 @@ def play(
 ) -> Iterator[Playing]:
     """Play `evaluation.episodes` games per agent without network noise; the last thing yielded holds every score.
 
-    Which games count is fixed up front: table j of an agent plays games j, j + tables, j + 2 tables ... each to its
-    end. Counting the first games to finish instead would favour short ones. A group is one table of every agent; it is
-    released when its games are over, so that one long game does not keep hundreds of idle emulators running.
+    A table that is free begins its agent's next game, as long as there is one; every game begun is finished and counts.
+    So no score depends on how long its game takes, as it would if the first games to finish counted, and no table waits
+    for a long game at another. Tables are on two sides, which play in turn: while the emulators of one side step, the
+    actions of the other are chosen.
     """
     chance = config.evaluation.epsilon if epsilon is None else epsilon
-    agents, tables = len(seeds), min(config.evaluation.episodes, _TABLES)
-    scores: list[list[float | None]] = [[None] * config.evaluation.episodes for _ in seeds]
-    dice = [np.random.default_rng([seed, *b"evaluate"]) for seed in seeds]
+    tables = min(config.evaluation.episodes, _TABLES)
+    books = [_Book(config.evaluation.episodes, begun=tables) for _ in seeds]
+    halves = [half for half in (range(0, tables, 2), range(1, tables, 2)) if half]
+
+    def seated(where: tuple[range, int]) -> _Group:
+        half, agent = where
+        return _Group(game, agent, seeds[agent], half, books[agent], chance)
+
     groups: list[_Group] = []
     try:
-        # An emulator takes a tenth of a second to start, and part of that can be done for several at once.
-        with ThreadPoolExecutor(_THREADS) as pool:
-            groups += pool.map(lambda table: _Group(game, seeds, table, tables, scores), range(tables))
+        # Making an emulator can't be done for several at once, but putting it into its first state can.
+        with ThreadPoolExecutor(_STARTING) as pool:
+            groups += pool.map(seated, [(half, agent) for half in halves for agent in range(len(seeds))])
         actions, learnt = groups[0].envs.actions, params["head.advantage.bias"].shape[-1] // outputs_per_action(config)
         if learnt != actions:
             raise UserError(f"this agent chooses between {learnt} actions, but {game} has {actions}")
-        table = _Table(config, actions, params, (agents, tables))
-        while groups:
-            for group in groups:
-                table.frame[:, group.table] = group.frame
-                table.first[:, group.table] = group.first
-            action = table.greedy()
-            for i, random in enumerate(dice):
-                # Drawn for every table, seated or not: an agent's draws do not depend on its neighbours' games.
-                explore, other = random.random(tables) < chance, random.integers(table.actions, size=tables)
-                action[i] = np.where(explore, other, action[i])
-            for group in groups:
-                group.envs.send(action[:, group.table])
-            for group in groups:
-                group.receive()
-            over = [group for group in groups if group.over]
-            groups = [group for group in groups if not group.over]
-            for group in over:
-                group.envs.close()
-            yield Playing(scores)
+        of_each = [groups[i : i + len(seeds)] for i in range(0, len(groups), len(seeds))]
+        sides = [_Side(config, actions, params, half, members) for half, members in zip(halves, of_each, strict=True)]
+        for side in sides:
+            side.act()
+        while sides:
+            for side in sides:
+                side.receive()
+                side.act()
+            sides = [side for side in sides if side.groups]
+            yield Playing([book.scores for book in books])
     finally:
         for group in groups:
-            group.envs.close()
+            group.close()
 
 
-class _Table:
-    """What all agents see at all their tables, [S, E], and what they do; empty seats keep their last frame."""
+class _Book:
+    """The games of one agent: how many have begun, and the scores of those that are over."""
 
-    def __init__(self, config: Config, actions: int, params: dict[str, Tensor], shape: tuple[int, int]) -> None:
+    def __init__(self, games: int, begun: int) -> None:
+        self.scores: list[float | None] = [None] * games
+        self._begun = begun
+
+    def begin(self) -> int | None:
+        """Return the number of the next game, or None when all have begun."""
+        if self._begun == len(self.scores):
+            return None
+        self._begun += 1
+        return self._begun - 1
+
+
+class _Group:
+    """The tables of one agent on one side: what they show, and which games are played there; arrays [E, ...].
+
+    It is closed when they are over, so that one long game does not keep hundreds of idle emulators running.
+    """
+
+    def __init__(self, game: str, agent: int, seed: int, tables: range, book: _Book, chance: float) -> None:
+        self.agent = agent
+        self._count = len(tables)
+        self.envs = make(game, self._count, threads=self._count)
+        self._open = True
+        self._book, self._chance = book, chance
+        self._games: list[int | None] = list(tables)
+        self._running = np.zeros(self._count)
+        # An agent's draws do not depend on its neighbours' games, nor on those of the other side.
+        self._dice = np.random.default_rng([seed, tables.start, *b"evaluate"])
+        starts = seeds_for(seed, "evaluate", tables.stop)
+        self.frame = self.envs.reset([starts[table] for table in tables])
+        self.first = np.ones(self._count, np.bool_)
+
+    @property
+    def over(self) -> bool:
+        """Whether no game is left here."""
+        return all(game is None for game in self._games)
+
+    def send(self, action: NDArray[np.int64]) -> None:
+        """Move, now and then at random; a table without a game plays on, and nothing of it counts."""
+        explore = self._dice.random(self._count) < self._chance
+        other = self._dice.integers(self.envs.actions, size=self._count)
+        self.envs.send(np.where(explore, other, action))
+
+    def receive(self) -> None:
+        """Take in one step; write down the scores of games that ended by it, and begin the next ones."""
+        out = self.envs.receive()
+        self.frame = out.frame
+        self.first = out.terminal | out.truncated
+        self._running += out.reward
+        for table in np.flatnonzero(out.game_over):
+            if (game := self._games[table]) is not None:
+                self._book.scores[game] = float(self._running[table])
+                self._games[table] = self._book.begin()
+            self._running[table] = 0
+
+    def close(self) -> None:
+        """Release the emulators, once."""
+        if self._open:
+            self.envs.close()
+            self._open = False
+
+
+class _Side:
+    """Half of the tables of every agent, [S, E]: what is seen there and what is done; closed ones keep their last."""
+
+    def __init__(
+        self, config: Config, actions: int, params: dict[str, Tensor], tables: range, groups: list[_Group]
+    ) -> None:
         device = next(iter(params.values())).device
-        self.actions = actions
-        self.frame = np.zeros((*shape, SIDE, SIDE), np.uint8)
-        self.first = np.ones(shape, np.bool_)
+        shape = (len(groups), len(tables))
+        self.groups = groups
+        self._frame = np.zeros((*shape, SIDE, SIDE), np.uint8)
+        self._first = np.ones(shape, np.bool_)
         actor = Actor(config, actions, shape, device)
-        inbox = Inbox(device, {"frame": self.frame, "first": self.first})
+        inbox = Inbox(device, {"frame": self._frame, "first": self._first})
 
         def act() -> Tensor:
             actor.observe(inbox["frame"], inbox["first"])
@@ -93,41 +160,23 @@ class _Table:
         self._inbox, self._outbox = inbox, Outbox(device)
         self._act = captured(act, device)
 
-    def greedy(self) -> NDArray[np.int64]:
-        self._inbox.send(frame=self.frame, first=self.first)
+    def act(self) -> None:
+        """Choose the actions of all tables, and let the emulators begin."""
+        if not self.groups:
+            return
+        for group in self.groups:
+            self._frame[group.agent], self._first[group.agent] = group.frame, group.first
+        self._inbox.send(frame=self._frame, first=self._first)
         self._outbox.post(self._act())
-        return self._outbox.read()
-
-
-class _Group:
-    """One table of every agent: the environments there, what they show, the games they are at; arrays [S, ...]."""
-
-    def __init__(
-        self, game: str, seeds: Sequence[int], table: int, tables: int, scores: list[list[float | None]]
-    ) -> None:
-        agents = len(seeds)
-        self.table = table
-        self.envs = make(game, agents, threads=min(agents, _THREADS))
-        self._stride = tables
-        self._scores = scores
-        self._game = np.full(agents, table)
-        self._running = np.zeros(agents)
-        self.frame = self.envs.reset([seeds_for(seed, "evaluate", tables)[table] for seed in seeds])
-        self.first = np.ones(agents, np.bool_)
-
-    @property
-    def over(self) -> bool:
-        """Whether every agent has finished its last game here."""
-        return bool((self._game >= len(self._scores[0])).all())
+        action = self._outbox.read()
+        for group in self.groups:
+            group.send(action[group.agent])
 
     def receive(self) -> None:
-        """Take in one step, and write down the scores of games that ended by it."""
-        out = self.envs.receive()
-        self.frame = out.frame
-        self.first = out.terminal | out.truncated
-        self._running += out.reward
-        for i in np.flatnonzero(out.game_over):
-            if self._game[i] < len(self._scores[i]):
-                self._scores[i][self._game[i]] = float(self._running[i])
-            self._running[i] = 0
-            self._game[i] += self._stride
+        """Wait for the emulators, and close the groups whose games are over."""
+        for group in self.groups:
+            group.receive()
+        for group in self.groups:
+            if group.over:
+                group.close()
+        self.groups = [group for group in self.groups if not group.over]
