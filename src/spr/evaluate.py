@@ -18,6 +18,7 @@ from spr.networks import outputs_per_action
 # Games of one agent that are played at the same time. More would not be faster: ten agents keep a hundred emulators
 # busy, and an emulator takes a fifth of a second to start.
 _TABLES = 10
+_TOGETHER = 5  # agents whose tables step together: a call per group costs as much as some emulators
 _STARTING = 4  # groups of emulators that are started at the same time
 
 
@@ -46,21 +47,26 @@ def play(
     tables = min(config.evaluation.episodes, _TABLES)
     books = [_Book(config.evaluation.episodes, begun=tables) for _ in seeds]
     halves = [half for half in (range(0, tables, 2), range(1, tables, 2)) if half]
+    together = [range(i, min(i + _TOGETHER, len(seeds))) for i in range(0, len(seeds), _TOGETHER)]
 
-    def seated(where: tuple[range, int]) -> _Group:
-        half, agent = where
-        return _Group(game, agent, seeds[agent], half, books[agent], chance)
+    def seated(where: tuple[range, range]) -> _Group:
+        half, agents = where
+        mine = slice(agents.start, agents.stop)
+        return _Group(game, agents, seeds[mine], half, books[mine], chance)
 
     groups: list[_Group] = []
     try:
         # Making an emulator can't be done for several at once, but putting it into its first state can.
         with ThreadPoolExecutor(_STARTING) as pool:
-            groups += pool.map(seated, [(half, agent) for half in halves for agent in range(len(seeds))])
+            groups += pool.map(seated, [(half, agents) for half in halves for agents in together])
         actions, learnt = groups[0].envs.actions, params["head.advantage.bias"].shape[-1] // outputs_per_action(config)
         if learnt != actions:
             raise UserError(f"this agent chooses between {learnt} actions, but {game} has {actions}")
-        of_each = [groups[i : i + len(seeds)] for i in range(0, len(groups), len(seeds))]
-        sides = [_Side(config, actions, params, half, members) for half, members in zip(halves, of_each, strict=True)]
+        of_each = [groups[i : i + len(together)] for i in range(0, len(groups), len(together))]
+        sides = [
+            _Side(config, actions, params, (len(seeds), len(half)), members)
+            for half, members in zip(halves, of_each, strict=True)
+        ]
         for side in sides:
             side.act()
         while sides:
@@ -90,47 +96,50 @@ class _Book:
 
 
 class _Group:
-    """The tables of one agent on one side: what they show, and which games are played there; arrays [E, ...].
+    """Tables of some agents on one side: what they show, and which games are played there; arrays [A, E, ...].
 
-    It is closed when they are over, so that one long game does not keep hundreds of idle emulators running.
+    It is closed when they are over, so that one long game does not keep all emulators running.
     """
 
-    def __init__(self, game: str, agent: int, seed: int, tables: range, book: _Book, chance: float) -> None:
-        self.agent = agent
-        self._count = len(tables)
-        self.envs = make(game, self._count, threads=self._count)
+    def __init__(
+        self, game: str, agents: range, seeds: Sequence[int], tables: range, books: Sequence[_Book], chance: float
+    ) -> None:
+        self.agents = slice(agents.start, agents.stop)
+        self._shape = (len(agents), len(tables))
+        self.envs = make(game, len(agents) * len(tables))
         self._open = True
-        self._book, self._chance = book, chance
-        self._games: list[int | None] = list(tables)
-        self._running = np.zeros(self._count)
+        self._books, self._chance = books, chance
+        self._games: list[list[int | None]] = [list(tables) for _ in agents]
+        self._running = np.zeros(self._shape)
         # An agent's draws do not depend on its neighbours' games, nor on those of the other side.
-        self._dice = np.random.default_rng([seed, tables.start, *b"evaluate"])
-        starts = seeds_for(seed, "evaluate", tables.stop)
-        self.frame = self.envs.reset([starts[table] for table in tables])
-        self.first = np.ones(self._count, np.bool_)
+        self._dice = [np.random.default_rng([seed, tables.start, *b"evaluate"]) for seed in seeds]
+        starts = [seeds_for(seed, "evaluate", tables.stop)[table] for seed in seeds for table in tables]
+        self.frame = self.envs.reset(starts).reshape(*self._shape, SIDE, SIDE)
+        self.first = np.ones(self._shape, np.bool_)
 
     @property
     def over(self) -> bool:
         """Whether no game is left here."""
-        return all(game is None for game in self._games)
+        return all(game is None for games in self._games for game in games)
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Move, now and then at random; a table without a game plays on, and nothing of it counts."""
-        explore = self._dice.random(self._count) < self._chance
-        other = self._dice.integers(self.envs.actions, size=self._count)
-        self.envs.send(np.where(explore, other, action))
+        tables = self._shape[1]
+        explore = np.stack([dice.random(tables) for dice in self._dice]) < self._chance
+        other = np.stack([dice.integers(self.envs.actions, size=tables) for dice in self._dice])
+        self.envs.send(np.where(explore, other, action).ravel())
 
     def receive(self) -> None:
         """Take in one step; write down the scores of games that ended by it, and begin the next ones."""
         out = self.envs.receive()
-        self.frame = out.frame
-        self.first = out.terminal | out.truncated
-        self._running += out.reward
-        for table in np.flatnonzero(out.game_over):
-            if (game := self._games[table]) is not None:
-                self._book.scores[game] = float(self._running[table])
-                self._games[table] = self._book.begin()
-            self._running[table] = 0
+        self.frame = out.frame.reshape(self.frame.shape)
+        self.first = (out.terminal | out.truncated).reshape(self._shape)
+        self._running += out.reward.reshape(self._shape)
+        for agent, table in np.argwhere(out.game_over.reshape(self._shape)).tolist():
+            if (game := self._games[agent][table]) is not None:
+                self._books[agent].scores[game] = float(self._running[agent, table])
+                self._games[agent][table] = self._books[agent].begin()
+            self._running[agent, table] = 0
 
     def close(self) -> None:
         """Release the emulators, once."""
@@ -143,10 +152,9 @@ class _Side:
     """Half of the tables of every agent, [S, E]: what is seen there and what is done; closed ones keep their last."""
 
     def __init__(
-        self, config: Config, actions: int, params: dict[str, Tensor], tables: range, groups: list[_Group]
+        self, config: Config, actions: int, params: dict[str, Tensor], shape: tuple[int, int], groups: list[_Group]
     ) -> None:
         device = next(iter(params.values())).device
-        shape = (len(groups), len(tables))
         self.groups = groups
         self._frame = np.zeros((*shape, SIDE, SIDE), np.uint8)
         self._first = np.ones(shape, np.bool_)
@@ -165,12 +173,12 @@ class _Side:
         if not self.groups:
             return
         for group in self.groups:
-            self._frame[group.agent], self._first[group.agent] = group.frame, group.first
+            self._frame[group.agents], self._first[group.agents] = group.frame, group.first
         self._inbox.send(frame=self._frame, first=self._first)
         self._outbox.post(self._act())
         action = self._outbox.read()
         for group in self.groups:
-            group.send(action[group.agent])
+            group.send(action[group.agents])
 
     def receive(self) -> None:
         """Wait for the emulators, and close the groups whose games are over."""
