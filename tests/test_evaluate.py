@@ -74,7 +74,7 @@ def by_hand(seed, games, tables, length):
 
 @pytest.mark.parametrize(("games", "tables"), [(10, 4), (3, 4), (1, 4), (30, 5)])
 def test_every_game_begun_is_finished_and_counts_whatever_its_length(monkeypatch, games, tables):
-    monkeypatch.setattr(evaluate, "make", lambda _, count: Lengths(count))
+    monkeypatch.setattr(evaluate, "make", lambda _, count, threads: Lengths(count))  # noqa: ARG005
     monkeypatch.setattr(evaluate, "_TABLES", tables)
     config = Config().override({"evaluation.episodes": games, "network.hidden": 4})
     *_, last = play(config, "any", agents([0, 5], config), [0, 5])
@@ -90,7 +90,7 @@ def test_long_games_count_as_often_as_they_begin(monkeypatch):
         def length(self, random):
             return 40 if random.random() < 0.25 else 4
 
-    monkeypatch.setattr(evaluate, "make", lambda _, count: Uneven(count))
+    monkeypatch.setattr(evaluate, "make", lambda _, count, threads: Uneven(count))  # noqa: ARG005
     config = Config().override({"evaluation.episodes": 20, "network.hidden": 4})
     seeds = list(range(30))
     params = {name: p.expand(len(seeds), *p.shape[1:]) for name, p in agents([0], config).items()}
@@ -111,7 +111,7 @@ def test_an_evaluation_left_early_closes_every_emulator(monkeypatch):
         def close(self):
             self.closed += 1
 
-    monkeypatch.setattr(evaluate, "make", lambda _, count: Closing(count))
+    monkeypatch.setattr(evaluate, "make", lambda _, count, threads: Closing(count))  # noqa: ARG005
     config = Config().override({"evaluation.episodes": 12, "network.hidden": 4})
     games = play(config, "any", agents([0, 5], config), [0, 5])
     for _ in range(5):

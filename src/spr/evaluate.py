@@ -10,9 +10,10 @@ from torch import Tensor
 
 from spr.actor import Actor
 from spr.config import SIDE, Config
-from spr.envs import make, seeds_for
+from spr.envs import Envs, make, seeds_for
 from spr.errors import UserError
 from spr.graphs import Inbox, Outbox, captured
+from spr.machine import cores
 from spr.networks import outputs_per_action
 
 # Games of one agent that are played at the same time. More would not be faster: ten agents keep a hundred emulators
@@ -48,11 +49,14 @@ def play(
     books = [_Book(config.evaluation.episodes, begun=tables) for _ in seeds]
     halves = [half for half in (range(0, tables, 2), range(1, tables, 2)) if half]
     together = [range(i, min(i + _TOGETHER, len(seeds))) for i in range(0, len(seeds), _TOGETHER)]
+    # With more threads than cores the one that chooses the actions would wait for its turn.
+    threads = max(1, cores() // (len(halves) * len(together)))
 
     def seated(where: tuple[range, range]) -> _Group:
         half, agents = where
         mine = slice(agents.start, agents.stop)
-        return _Group(game, agents, seeds[mine], half, books[mine], chance)
+        envs = make(game, len(agents) * len(half), threads=min(threads, len(agents) * len(half)))
+        return _Group(envs, agents, seeds[mine], half, books[mine], chance)
 
     groups: list[_Group] = []
     try:
@@ -102,11 +106,11 @@ class _Group:
     """
 
     def __init__(
-        self, game: str, agents: range, seeds: Sequence[int], tables: range, books: Sequence[_Book], chance: float
+        self, envs: Envs, agents: range, seeds: Sequence[int], tables: range, books: Sequence[_Book], chance: float
     ) -> None:
         self.agents = slice(agents.start, agents.stop)
         self._shape = (len(agents), len(tables))
-        self.envs = make(game, len(agents) * len(tables))
+        self.envs = envs
         self._open = True
         self._books, self._chance = books, chance
         self._games: list[list[int | None]] = [list(tables) for _ in agents]

@@ -1,4 +1,4 @@
-"""Owns what this machine offers: the device to run on, its precision, its name and its free memory."""
+"""Owns what this machine offers: the device to run on, its precision, its name, its cores and its free memory."""
 
 import ctypes
 import os
@@ -45,6 +45,11 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu, {torch.get_num_threads()} threads"
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def free_memory(device: torch.device) -> int:

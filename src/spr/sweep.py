@@ -17,6 +17,7 @@ from rich.text import Text
 
 from spr import runs
 from spr.display import StopRequest, clock
+from spr.machine import cores
 from spr.plan import Cost, Job, Rates, Settings, unfinished
 from spr.session import FAILED, INTERRUPTED
 
@@ -65,7 +66,7 @@ def local(together: int) -> Engine:
         waiting, running = list(jobs), dict[Job, Command]()
         asked = False
         # Two fleets that both used every core took eight times as long as with one core each (catch, two cores).
-        threads = max(1, (os.cpu_count() or 1) // together)
+        threads = max(1, cores() // together)
         try:
             while running or (waiting and not stop.check()):
                 while waiting and len(running) < together and not stop.check():
