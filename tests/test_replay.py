@@ -1,5 +1,8 @@
 """The replay against a slow oracle that keeps every step in Python lists; frames carry their own step number."""
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -220,3 +223,33 @@ def test_memory_is_what_is_announced():
     held = [replay.frames, replay.actions, replay.rewards, replay.first, replay.truncated, replay.priority]
     taken = sum(tensor.numel() * tensor.element_size() for tensor in held)
     assert memory_needed(config, 3) <= taken < 1.01 * memory_needed(config, 3)
+
+
+def test_the_first_codes_target_is_what_its_script_says():
+    """README compares with it: values of the last state before an end, cut only by an end at the first step."""
+    path = Path(__file__).parent.parent / "docs" / "first_target.py"
+    spec = importlib.util.spec_from_file_location("first_target", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    config = Config().override({"schedule.steps": 3000})
+    replay = Replay(config, 1, torch.device("cpu"))
+    random = np.random.default_rng(0)
+    for i in range(400):
+        frame = torch.full((1, 84, 84), i % 251, dtype=torch.uint8)
+        replay.append(frame, torch.tensor([i == 0 or random.random() < 0.12]), torch.zeros(1, dtype=torch.int64))
+        replay.settle(torch.zeros(1), torch.zeros(1, dtype=torch.bool))
+    uniform = torch.rand(1, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    batch = script.with_first_target(Replay.sample)(replay, uniform, torch.tensor(0.4))
+    plain, first = replay.sample(uniform, torch.tensor(0.4)), replay.first[0].tolist()
+    lengths = set()
+    for i, start in enumerate(batch.start[0].tolist()):
+        end = next((k for k in range(10) if first[start + k + 1]), None)
+        state = start + (end if end is not None and end <= 5 else 10)
+        begin = max((j for j in range(max(state - 3, 0), state + 1) if first[j]), default=state - 3)
+        stack = [j % 251 if j >= begin else 0 for j in range(state - 3, state + 1)]
+        assert (batch.frames[0, i, 10:, 0, 0] * batch.visible[0, i, -1]).tolist() == stack
+        assert batch.discount[0, i].item() == pytest.approx(0.0 if end == 0 else 0.99**10)
+        lengths.add(end)
+    assert {None, 0, 3, 8} < lengths  # the histories held every case
+    assert torch.equal(batch.frames[:, :, :10], plain.frames[:, :, :10])
+    assert torch.equal(batch.returns, plain.returns)
