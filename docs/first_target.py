@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spr.cli import main
-from spr.config import STACK, Config
+from spr.config import SIDE, STACK, Config
 from spr.replay import Batch, Replay
 
 N, GAMMA = Config().replay.n_step, Config().replay.gamma
@@ -32,7 +32,7 @@ def with_first_target(sample: Sample) -> Sample:
         state = torch.where(lived <= SEEN, lived, N)  # whose value is taken
         stack = state[..., None] + torch.arange(STACK, device=device)  # [S, B, 4]
         pixels = batch.frames.flatten(3)
-        seen = pixels.gather(2, stack[..., None].expand(-1, -1, -1, pixels.shape[-1])).unflatten(-1, (84, 84))
+        seen = pixels.gather(2, stack[..., None].expand(-1, -1, -1, pixels.shape[-1])).unflatten(-1, (SIDE, SIDE))
         older = (~first.gather(2, stack))[..., 1:].float().flip(-1).cumprod(-1).flip(-1)
         visible = torch.cat([older, torch.ones_like(older[..., :1])], -1)
         return batch._replace(

@@ -16,8 +16,8 @@ from spr.graphs import Inbox, Outbox, captured
 from spr.machine import cores
 from spr.networks import outputs_per_action
 
-# Games of one agent that are played at the same time. More would not be faster: ten agents keep a hundred emulators
-# busy, and an emulator takes a fifth of a second to start.
+# Games of one agent that are played at the same time. Ten agents have a hundred emulators then, several for each core;
+# and one takes a fifth of a second to start.
 _TABLES = 10
 _TOGETHER = 5  # agents whose tables step together: a call per group costs as much as some emulators
 _STARTING = 4  # groups of emulators that are started at the same time

@@ -21,14 +21,9 @@ def compiled(function: Callable[..., T], device: torch.device) -> Callable[..., 
     """Fuse a function's small kernels on a GPU, where their number rules the time; on a CPU leave it as it is."""
     if device.type != "cuda":
         return function
-    options: dict[str, str | int | bool | Callable[..., Any]] = {
-        # With padded layouts (torch 2.11) a gather from a padded tensor read with the strides of another layout, which
-        # gave wrong losses without a word. `tests/test_gpu.py` compares compiled with plain updates.
-        "comprehensive_padding": False,
-        # Three checks for each pixel of each observation, of indices that are clamped just before.
-        "assert_indirect_indexing": False,
-    }
-    return torch.compile(function, fullgraph=True, dynamic=False, options=options)
+    # Padded layouts off: with them (torch 2.11) a gather from a padded tensor read with the strides of another layout,
+    # which gave wrong losses without a word. `tests/test_gpu.py` compares compiled with plain updates.
+    return torch.compile(function, fullgraph=True, dynamic=False, options={"comprehensive_padding": False})
 
 
 def captured(

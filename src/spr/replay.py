@@ -9,7 +9,6 @@ Shapes: S agents, C slots, B batch, O observations, T targets, K depth, L consec
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from spr.config import SIDE, STACK, Config
@@ -52,10 +51,9 @@ class Replay:
 
         n_step = config.replay.n_step
         # Observation o starts its stack at frame offsets[o] of the sequence.
-        self.offsets = torch.tensor([steps for steps, _ in config.views], device=device, dtype=torch.int32)
+        self.offsets = torch.tensor([steps for steps, _ in config.views], device=device)
         self._window = torch.arange(1 - STACK, config.horizon + 1, device=device)
         self._stack = torch.arange(STACK, device=device)
-        self._ahead = torch.arange(config.horizon + 1, device=device)
         self._crossed = torch.arange(n_step, device=device)
         self._powers = config.replay.gamma ** torch.arange(n_step + 1, device=device, dtype=torch.float32)
         self._targets = slice(config.targets[0], config.targets[-1] + 1) if config.targets else slice(0, 0)
@@ -123,9 +121,8 @@ class Replay:
         agent = self._agent[..., None]
         going_on = ~self.first[agent, slots]  # [S, B, L], false where a frame begins an episode
         # alive[i]: no episode has begun at t+1 .. t+i, so step t+i still belongs to the episode of s_t.
-        later = going_on[..., STACK:]
-        lived = torch.where(later, later.shape[-1], self._ahead[:-1]).amin(-1, keepdim=True)
-        alive = (self._ahead <= lived).float()
+        later = going_on[..., STACK:].float()
+        alive = torch.cat([torch.ones_like(later[..., :1]), later.cumprod(-1)], -1)
         n = self._n_step
         rewards = self.rewards[agent, slots[..., STACK - 1 : STACK - 1 + n]]
         priority = self.priority[self._agent, index]
@@ -166,7 +163,7 @@ class Replay:
         """Return [S, B, O, 4]: a stacked frame is visible while no later frame of the stack begins an episode."""
         stacks = going_on.unfold(-1, STACK, 1)[..., self.offsets, 1:].float()  # [S, B, O, 3]
         older = stacks.flip(-1).cumprod(-1).flip(-1)
-        return F.pad(older, (0, 1), value=1.0)
+        return torch.cat([older, torch.ones_like(older[..., :1])], -1)
 
     def _draw(self, uniform: Tensor) -> Tensor:
         """Descend the tree: at each level pick the child in whose share of the sum the number falls.
