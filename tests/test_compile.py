@@ -36,7 +36,7 @@ def test_an_update_and_a_turn_are_whole_graphs(preset, monkeypatch):
     eager, eager_updates, eager_turn = world()
     fleet, updates, turn = world()
     fleet.learner._fused = False
-    updates._prepare = whole(updates._prepare)
+    updates._cut, updates._prepare = whole(updates._cut), whole(updates._prepare)
     updates._step = whole(updates._step)
     turn._seen = whole(turn._seen)
     for _ in range(2):

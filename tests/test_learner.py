@@ -41,7 +41,8 @@ class World:
         for step in range(100):
             frame = torch.stack([torch.randint(0, 256, (84, 84), generator=g) for g in content]).to(torch.uint8)
             roll = torch.stack([torch.rand(4, generator=g) for g in content])
-            self.replay.append(frame, (roll[:, 0] < 0.1) | (step == 0), (roll[:, 1] * ACTIONS).long())
+            self.replay.keep(frame)
+            self.replay.append((roll[:, 0] < 0.1) | (step == 0), (roll[:, 1] * ACTIONS).long())
             self.replay.settle((roll[:, 2] * 3).floor() - 1, roll[:, 3] < 0.02)
 
     def update(self, count=1):

@@ -174,6 +174,35 @@ def test_transition_model_sees_the_action_and_normalises_by_the_batch():
     assert not torch.allclose(out[:3], model(z[:3], model.planes(actions[:3])))
 
 
+def test_the_models_batch_norm_is_the_librarys_even_far_from_zero():
+    """A variance as a difference of means loses digits where the mean is large: here 25 times the spread."""
+    torch.manual_seed(0)
+    model = TransitionModel((7, 7, 64), 4)
+    with torch.no_grad():
+        model.conv1.bias += 5
+        model.bn.weight.uniform_(0.5, 2)
+        model.bn.bias.normal_()
+    z, actions = torch.rand(32, 7, 7, 64), torch.randint(4, (32,))
+    seen = {}
+    for name in ("ours", "library"):
+        start = z.clone().requires_grad_()
+        if name == "ours":
+            out = model(start, model.planes(actions))
+        else:
+            planes = torch.nn.functional.one_hot(actions, 4).float()[:, :, None, None].expand(-1, -1, 7, 7)
+            stacked = torch.cat([start.permute(0, 3, 1, 2), planes], 1)
+            x = torch.relu(torch.nn.functional.conv2d(stacked, model.conv1.weight, model.conv1.bias, padding=1))
+            assert x.mean() > 25 * x.std((0, 2, 3)).mean()
+            x = torch.nn.functional.batch_norm(x, None, None, model.bn.weight, model.bn.bias, training=True)
+            x = torch.relu(torch.nn.functional.conv2d(x, model.conv2.weight, model.conv2.bias, padding=1))
+            out = renormalise(x.permute(0, 2, 3, 1))
+        weights = torch.linspace(-1, 1, out.numel()).view_as(out)
+        seen[name] = out.detach(), torch.autograd.grad((out * weights).sum(), [start, model.conv1.weight])
+    torch.testing.assert_close(seen["ours"][0], seen["library"][0], rtol=1e-3, atol=1e-4)
+    for ours, librarys in zip(seen["ours"][1], seen["library"][1], strict=True):
+        assert (ours - librarys).norm() < 1e-3 * librarys.norm()
+
+
 def test_action_planes_are_convolved_as_if_they_were_there():
     model = TransitionModel((7, 7, 64), 5).double()
     action = torch.tensor([0, 4, 2])

@@ -77,11 +77,8 @@ def fill(config, ends, actions, rewards, agents=1):
     replay = Replay(config, agents, CPU)
     for t, end in enumerate(ends):
         first = t == 0 or ends[t - 1] != ON
-        replay.append(
-            torch.full((agents, 84, 84), (t + 1) % 256, dtype=torch.uint8),
-            torch.full((agents,), first),
-            torch.full((agents,), actions[t]),
-        )
+        replay.keep(torch.full((agents, 84, 84), (t + 1) % 256, dtype=torch.uint8))
+        replay.append(torch.full((agents,), first), torch.full((agents,), actions[t]))
         replay.settle(torch.full((agents,), rewards[t]), torch.full((agents,), end == TRUNCATED))
         if t % 13 == 0:
             replay.check()
@@ -191,7 +188,8 @@ def test_new_steps_get_priority_one_whatever_was_learnt_before():
     replay.priority[0, :47] = 0.25
     for _ in range(10):
         none = torch.zeros(1, dtype=torch.int64)
-        replay.append(torch.zeros(1, 84, 84, dtype=torch.uint8), none.bool(), none)
+        replay.keep(torch.zeros(1, 84, 84, dtype=torch.uint8))
+        replay.append(none.bool(), none)
         replay.settle(none.float(), none.bool())
     # Steps 47..56 became drawable in the meantime; slots 57..59 wait for their windows, 60..62 lost their stacks.
     assert replay.priority[0, 47:50].tolist() == [1, 1, 1]
@@ -205,7 +203,8 @@ def test_what_is_drawn_does_not_depend_on_the_step_that_is_still_open(depth):
     """Updates may run while the environments step: between append and settle, the open slot is never read."""
     config = small_config(depth=depth, capacity=50)
     replay = fill(config, [ON] * 75, [0] * 75, [1.0] * 75)
-    replay.append(torch.full((1, 84, 84), 76, dtype=torch.uint8), torch.tensor([False]), torch.tensor([0]))
+    replay.keep(torch.full((1, 84, 84), 76, dtype=torch.uint8))
+    replay.append(torch.tensor([False]), torch.tensor([0]))
     slot = (replay.steps - 1) % replay.capacity
     uniform = torch.linspace(0, 0.999, 200, dtype=torch.float64)[None]
     batches = []
@@ -236,7 +235,8 @@ def test_the_first_codes_target_is_what_its_script_says():
     random = np.random.default_rng(0)
     for i in range(400):
         frame = torch.full((1, 84, 84), i % 251, dtype=torch.uint8)
-        replay.append(frame, torch.tensor([i == 0 or random.random() < 0.12]), torch.zeros(1, dtype=torch.int64))
+        replay.keep(frame)
+        replay.append(torch.tensor([i == 0 or random.random() < 0.12]), torch.zeros(1, dtype=torch.int64))
         replay.settle(torch.zeros(1), torch.zeros(1, dtype=torch.bool))
     uniform = torch.rand(1, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     batch = script.with_first_target(Replay.sample)(replay, uniform, torch.tensor(0.4))

@@ -19,8 +19,8 @@ def observations(frames: Tensor, offsets: Tensor, visible: Tensor, looks: Looks,
     """
     *lead, batch, length = frames.shape[:-2]
     device = frames.device
-    sequence = torch.arange(frames.shape[:-3].numel(), device=device).view(*lead, 1, batch, 1) * length
-    frame = sequence + offsets[:, None, None] + torch.arange(STACK, device=device)  # [..., O, B, 4]
+    sequence = _count(frames.shape[:-3].numel(), device).view(*lead, 1, batch, 1) * length
+    frame = sequence + offsets[:, None, None] + _count(STACK, device)  # [..., O, B, 4]
     shift = looks.shift.transpose(-3, -2)  # [..., O, B, 2]
     flat = frames.reshape(-1, SIDE, SIDE)
     if looks.corner.shape[-1]:
@@ -43,7 +43,7 @@ def shifted_pixels(
     The edge is that of a crop with its corner at [..., 2] and a side of [..., 1, 1], or of the frame. A GPU computes
     the indices as it goes, and nothing lies between the replay and the observation.
     """
-    places = torch.arange(SIDE, device=frames.device)[:, None] + shift[..., None, :]  # [..., 84, 2]
+    places = _count(SIDE, frames.device)[:, None] + shift[..., None, :]  # [..., 84, 2]
     if corner is None or side is None:
         places = places.clamp(0, SIDE - 1)
     else:
@@ -67,3 +67,8 @@ def shifted_rows(frames: Tensor, frame: Tensor, shift: Tensor, largest_shift: in
     start = row_of * wide.shape[1] + (largest_shift + right[..., None, None])
     stacked = wide.view(-1).unfold(0, SIDE, 1).index_select(0, start.reshape(-1))
     return stacked.view(*row_of.shape, SIDE)
+
+
+def _count(end: int, device: torch.device) -> Tensor:
+    """Return 0, 1, ... in 32 bits, of which a GPU makes cheaper indices than of 64."""
+    return torch.arange(end, device=device, dtype=torch.int32)

@@ -17,7 +17,7 @@ from spr.networks import Noise, activation_shapes, head_sizes
 
 
 class Looks(NamedTuple):
-    """How observations are augmented."""
+    """How observations are augmented; pixels in 32 bits, since a GPU computes an index from them for every pixel."""
 
     shift: Tensor  # [S, B, O, 2] pixels, down and right
     corner: Tensor  # [S, B, O, 2] pixels, where the crop begins; without cropping [S, B, O, 0]
@@ -84,10 +84,10 @@ class Dice:
             [batch, 2 * batch, 2 * batch + 2 * looks, 2 * batch + (4 if self._cropped else 2) * looks], 1
         )
         reach, room = config.augment.shift, SIDE - config.augment.crop
-        shift = _whole(shift, 2 * reach + 1).view(agents, batch, len(views), 2) - reach
-        corner = _whole(corner, room + 1).view(agents, batch, len(views), -1)
+        shift = _whole(shift, 2 * reach + 1).int().view(agents, batch, len(views), 2) - reach
+        corner = _whole(corner, room + 1).int().view(agents, batch, len(views), -1)
         jitter = (jitter.clamp(-2, 2) * config.augment.intensity).view(agents, batch, len(views))
-        side = torch.full((agents, batch, len(views)), config.augment.crop, device=self.device)
+        side = torch.full((agents, batch, len(views)), config.augment.crop, device=self.device, dtype=torch.int32)
         if not all(augmented for _, augmented in views):
             on = torch.tensor([augmented for _, augmented in views], device=self.device)
             shift, corner, jitter = shift * on[:, None], corner * on[:, None], jitter * on

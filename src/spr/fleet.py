@@ -69,7 +69,7 @@ class Turn:
         self._outbox = Outbox(device)
         self.epsilon = torch.zeros((), device=device)
         self._seen = compiled(self._see, device)
-        self._greedy = captured(lambda: self._seen(fleet.dice.roll_action(), None), device, fleet.dice.generators)
+        self._greedy = captured(self._best, device, fleet.dice.generators)
 
     def start(self, frame: Frames) -> None:
         """Show the first frame of every game, [S, 84, 84]."""
@@ -77,12 +77,12 @@ class Turn:
 
     def choose(self, greedy: bool) -> None:
         """Begin the step: pick actions, the best under noise or random ones, and store them with what was seen."""
-        action = self._greedy() if greedy else self._see(None, self._fleet.dice.actions())
+        action = self._greedy() if greedy else self._given(self._fleet.dice.actions())
         self._outbox.post(action)
 
     def repeat(self, action: NDArray[np.int64]) -> None:
         """Do a step of the past again: see, and store the actions that were taken then, [S]."""
-        self._see(None, torch.from_numpy(action).to(self._fleet.device)[:, None])
+        self._given(torch.from_numpy(action).to(self._fleet.device)[:, None])
 
     def chosen(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Wait for the actions, [S], and with them for whose learning has failed, [S]."""
@@ -95,9 +95,17 @@ class Turn:
         self._inbox.send(frame=out.frame, first=out.terminal | out.truncated, reward=reward, truncated=out.truncated)
         self._fleet.replay.settle(self._inbox["reward"], self._inbox["truncated"])
 
+    def _best(self) -> Tensor:
+        self._fleet.replay.keep(self._inbox["frame"])
+        return self._seen(self._fleet.dice.roll_action(), None)
+
+    def _given(self, action: Tensor) -> Tensor:
+        self._fleet.replay.keep(self._inbox["frame"])
+        return self._see(None, action)
+
     @torch.no_grad()
     def _see(self, numbers: Numbers | None, action: Tensor | None) -> Tensor:
-        """See the newest frame and store it with an action: the given one, or the best by these numbers.
+        """See the newest frame, which is kept, and store an action: the given one, or the best by these numbers.
 
         Returns the actions and whose learning has failed, [2, S].
         """
@@ -107,5 +115,5 @@ class Turn:
             assert numbers is not None
             action = fleet.actor.greedy(fleet.state.params, fleet.dice.head_noise(numbers.normal))
             action = fleet.dice.explored(action, numbers, self.epsilon)
-        fleet.replay.append(frame, first, action[:, 0])
+        fleet.replay.append(first, action[:, 0])
         return torch.stack([action[:, 0], fleet.state.faulty.to(action.dtype)])

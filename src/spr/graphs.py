@@ -21,9 +21,23 @@ def compiled(function: Callable[..., T], device: torch.device) -> Callable[..., 
     """Fuse a function's small kernels on a GPU, where their number rules the time; on a CPU leave it as it is."""
     if device.type != "cuda":
         return function
-    # Padded layouts off: with them (torch 2.11) a gather from a padded tensor read with the strides of another layout,
-    # which gave wrong losses without a word. `tests/test_gpu.py` compares compiled with plain updates.
-    return torch.compile(function, fullgraph=True, dynamic=False, options={"comprehensive_padding": False})
+    options: dict[str, str | int | bool | Callable[..., Any]] = {
+        # With padded layouts (torch 2.11) a gather from a padded tensor read with the strides of another layout, which
+        # gave wrong losses without a word. `tests/test_gpu.py` compares compiled with plain updates.
+        "comprehensive_padding": False,
+        # Three checks for each pixel of each observation, of indices that are clamped just before.
+        "assert_indirect_indexing": False,
+        # What the compiler would look for at length and, in this code, not find: with and without, it writes the same.
+        "pattern_matcher": False,
+        "loop_ordering_after_fusion": False,
+        "loop_index_inversion_in_fusion": False,
+        "max_fusion_buffer_group_pairwise_attempts": 8,
+    }
+    # Its helpers take seconds to start: let them while games are still played at random.
+    import torch._inductor.async_compile as compiler  # noqa: PLC0415 - takes seconds, and a CPU does not need it
+
+    compiler.maybe_warm_pool()
+    return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
 
 def captured(

@@ -226,7 +226,9 @@ class Updates:
         """Nothing is compiled or captured yet."""
         self.beta = torch.zeros((), device=dice.device)
         self._learner, self._state, self._replay, self._dice = learner, state, replay, dice
-        self._prepare = compiled(self._from_numbers, dice.device)
+        # Apart from the rest: cut within it, the draws would be computed anew for each pixel that they shift.
+        self._cut = compiled(dice.draws, dice.device)
+        self._prepare = compiled(self._from_draws, dice.device)
         self._step = compiled(learner.step, dice.device)
         self._sums: Tensor | None = None
         self._names: list[str] = []
@@ -267,16 +269,17 @@ class Updates:
             self._names, self._sums, self._made = names, sums.to(self._dice.device), made
 
     def _update(self) -> None:
-        grads, watched = self._prepare(self._dice.roll())
+        numbers = self._dice.roll()
+        grads, watched = self._prepare(numbers, self._cut(numbers))
         self._step(self._state, grads, watched)
         if self._sums is None:
             self._names, self._sums = list(watched), torch.zeros(len(watched), len(grads), device=grads.device)
         self._sums += torch.stack(list(watched.values()))
 
-    def _from_numbers(self, numbers: Numbers) -> tuple[Tensor, dict[str, Tensor]]:
+    def _from_draws(self, numbers: Numbers, draws: Draws) -> tuple[Tensor, dict[str, Tensor]]:
         for kept, new in zip(self.last, numbers, strict=True):
             kept.copy_(torch.where(self._state.faulty[:, None], kept, new))
-        return self._learner.prepare(self._state, self._replay, self._dice.draws(numbers), self.beta)
+        return self._learner.prepare(self._state, self._replay, draws, self.beta)
 
 
 def _cast(tensors: Any, dtype: torch.dtype) -> Any:

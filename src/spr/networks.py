@@ -202,8 +202,10 @@ class TransitionModel(nn.Module):
     def forward(self, z: Tensor, planes: Tensor) -> Tensor:
         """Predict one step, given what `planes` makes of the actions."""
         x = F.relu(convolve(z, self.conv1.weight[:, : self.latent[-1]], padding=1) + planes)
-        # Written out because the library's batch norm wants channels first, and so that its gradient takes two sums.
-        variance, mean = torch.var_mean(x, (0, 1, 2), correction=0)
+        # Written out because the library's batch norm wants channels first, and so that its gradient takes two sums:
+        # that of the library's variance sums x once more. What this form of it loses in digits is far below eps.
+        mean, square = x.mean((0, 1, 2)), x.square().mean((0, 1, 2))
+        variance = (square - mean.square()).clamp(min=0)
         scale = self.bn.weight * (variance + self.bn.eps).rsqrt()
         x = x * scale + (self.bn.bias - mean * scale)
         return renormalise(F.relu(convolve(x, self.conv2.weight, padding=1) + self.conv2.bias))

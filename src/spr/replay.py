@@ -9,6 +9,7 @@ Shapes: S agents, C slots, B batch, O observations, T targets, K depth, L consec
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from spr.config import SIDE, STACK, Config
@@ -51,23 +52,32 @@ class Replay:
 
         n_step = config.replay.n_step
         # Observation o starts its stack at frame offsets[o] of the sequence.
-        self.offsets = torch.tensor([steps for steps, _ in config.views], device=device)
+        self.offsets = torch.tensor([steps for steps, _ in config.views], device=device, dtype=torch.int32)
         self._window = torch.arange(1 - STACK, config.horizon + 1, device=device)
         self._stack = torch.arange(STACK, device=device)
+        self._ahead = torch.arange(config.horizon + 1, device=device)
         self._crossed = torch.arange(n_step, device=device)
         self._powers = config.replay.gamma ** torch.arange(n_step + 1, device=device, dtype=torch.float32)
         self._targets = slice(config.targets[0], config.targets[-1] + 1) if config.targets else slice(0, 0)
         self._n_step, self._depth = n_step, max(config.learner.depth, 1)
         self._agent = torch.arange(agents, device=device)[:, None]
 
-    def append(self, frame: Tensor, first: Tensor, action: Tensor) -> None:
-        """Add what every agent sees, [S, 84, 84] uint8, and does, [S]; a full ring forgets its oldest step.
+    def keep(self, frame: Tensor) -> None:
+        """Keep what every agent sees, [S, 84, 84] uint8, where the step that is appended next will look for it.
 
-        What comes of it is not needed yet: a sequence ends with an observation, so the one that becomes drawable now
-        needs the frame of this step, and rewards and ends of earlier ones only.
+        It has a call of its own so that nothing that is compiled writes frames: to choose a kernel the compiler runs it
+        on copies of all that it writes, and this is gigabytes.
+        """
+        self.frames.index_copy_(1, self._count % self.capacity, frame[:, None])
+
+    def append(self, first: Tensor, action: Tensor) -> None:
+        """Add a step whose frame is kept: whether that begins an episode, [S], and what every agent does, [S].
+
+        A full ring forgets its oldest step. What comes of this one is not needed yet: a sequence ends with an
+        observation, so the one that becomes drawable now needs the frame of this step, and rewards and ends of earlier
+        ones only.
         """
         slot = self._count % self.capacity
-        self.frames.index_copy_(1, slot, frame[:, None])
         self.first.index_copy_(1, slot, first[:, None])
         self.actions.index_copy_(1, slot, action[:, None])
         # Starts whose own step or stacked frames are overwritten by this one can't be drawn any more.
@@ -121,8 +131,9 @@ class Replay:
         agent = self._agent[..., None]
         going_on = ~self.first[agent, slots]  # [S, B, L], false where a frame begins an episode
         # alive[i]: no episode has begun at t+1 .. t+i, so step t+i still belongs to the episode of s_t.
-        later = going_on[..., STACK:].float()
-        alive = torch.cat([torch.ones_like(later[..., :1]), later.cumprod(-1)], -1)
+        later = going_on[..., STACK:]
+        lived = torch.where(later, later.shape[-1], self._ahead[:-1]).amin(-1, keepdim=True)
+        alive = (self._ahead <= lived).float()
         n = self._n_step
         rewards = self.rewards[agent, slots[..., STACK - 1 : STACK - 1 + n]]
         priority = self.priority[self._agent, index]
@@ -163,7 +174,7 @@ class Replay:
         """Return [S, B, O, 4]: a stacked frame is visible while no later frame of the stack begins an episode."""
         stacks = going_on.unfold(-1, STACK, 1)[..., self.offsets, 1:].float()  # [S, B, O, 3]
         older = stacks.flip(-1).cumprod(-1).flip(-1)
-        return torch.cat([older, torch.ones_like(older[..., :1])], -1)
+        return F.pad(older, (0, 1), value=1.0)
 
     def _draw(self, uniform: Tensor) -> Tensor:
         """Descend the tree: at each level pick the child in whose share of the sum the number falls.
