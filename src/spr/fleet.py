@@ -81,8 +81,12 @@ class Turn:
         self._outbox.post(action)
 
     def repeat(self, action: NDArray[np.int64]) -> None:
-        """Do a step of the past again: see, and store the actions that were taken then, [S]."""
-        self._given(torch.from_numpy(action).to(self._fleet.device)[:, None])
+        """Do a step of the past again: see, and store the actions that were taken then, [S].
+
+        It waits for the device, as choosing an action does: what came of the step may then be sent.
+        """
+        self._outbox.post(self._given(torch.from_numpy(action).to(self._fleet.device)[:, None]))
+        self._outbox.read()
 
     def chosen(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Wait for the actions, [S], and with them for whose learning has failed, [S]."""

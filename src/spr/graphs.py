@@ -27,6 +27,9 @@ def compiled(function: Callable[..., T], device: torch.device) -> Callable[..., 
         "comprehensive_padding": False,
         # Three checks for each pixel of each observation, of indices that are clamped just before.
         "assert_indirect_indexing": False,
+        # Else the compiler times several ways to sum, which round differently, and takes the fastest it sees: another
+        # one another time, and a run could not be repeated, nor resumed to the same bits.
+        "deterministic": True,
         # What the compiler would look for at length and, in this code, not find: with and without, it writes the same.
         "pattern_matcher": False,
         "loop_ordering_after_fusion": False,
