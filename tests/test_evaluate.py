@@ -117,20 +117,43 @@ def test_an_evaluation_left_early_closes_every_emulator(monkeypatch):
     for _ in range(5):
         next(games)
     games.close()
-    assert [envs.closed for envs in made] == [1, 1]
+    assert [envs.closed for envs in made] == [1] * 4  # two agents, two sides
     made.clear()
     *_, last = play(config, "any", agents([0, 5], config), [0, 5])
     assert last.finished == 24
-    assert [envs.closed for envs in made] == [1, 1]
+    assert [envs.closed for envs in made] == [1] * 4
 
 
 def test_an_agent_scores_the_same_alone_and_beside_others():
     config = Config().override({"evaluation.episodes": 14, "network.hidden": 4, "evaluation.epsilon": 0.2})
     params = {name: p.detach() for name, p in Learner(config, 3, CPU).init(range(7)).params.items()}
     *_, fleet = play(config, "catch", params, range(7))
-    for seed in (2, 6):  # the seventh does not sit with the first five
+    for seed in (2, 6):
         *_, alone = play(config, "catch", {name: p[seed : seed + 1] for name, p in params.items()}, [seed])
         assert fleet.scores[seed] == alone.scores[0]
+
+
+def test_agents_whose_games_are_over_step_no_more(monkeypatch):
+    """One agent's games are twenty times as long as the others': their emulators do not run on in vain."""
+    steps = []
+
+    class Slow(Lengths):
+        def length(self, random):  # noqa: ARG002
+            return 100 if self.slow else 5
+
+        def reset(self, seeds):
+            self.slow = set(seeds) <= set(evaluate.seeds_for(3, "evaluate", 16))
+            return super().reset(seeds)
+
+        def receive(self):
+            steps.append(self.count)
+            return super().receive()
+
+    monkeypatch.setattr(evaluate, "make", lambda _, count, threads: Slow(count))  # noqa: ARG005
+    config = Config().override({"evaluation.episodes": 32, "network.hidden": 4})
+    *_, last = play(config, "any", agents([1, 2, 3], config), [1, 2, 3])
+    assert sorted(set(map(tuple, last.scores))) == [(5.0,) * 32, (100.0,) * 32]
+    assert sum(steps) == 32 * (5 + 5 + 100)
 
 
 def test_epsilon_one_is_the_random_agent():

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from spr.envs import make
+from spr.evaluate import play
 from spr.fleet import assemble
-from spr.learner import Updates
+from spr.learner import Learner, Updates
 from spr.machine import tune
 from spr.presets import PRESETS, preset_config
 from spr.train import Training, train
@@ -169,6 +170,18 @@ def test_a_restored_fleet_goes_on_to_the_same_bits(step):
     assert torch.equal(resumed.fleet.state.weights, whole.fleet.state.weights)
     assert torch.equal(resumed.fleet.replay.priority, whole.fleet.replay.priority)
     assert all(map(torch.equal, *([g.get_state() for g in t.fleet.dice.generators] for t in (resumed, whole))))
+
+
+def test_an_evaluation_is_played_as_on_a_cpu():
+    """Captured, with a seat for every agent at every table; agents that know what they want, so no rounding matters."""
+    config = preset_config("spr").override(SMALL | {"evaluation.episodes": 30, "evaluation.epsilon": 0.1})
+    state = Learner(config, 3, torch.device("cpu")).init([3, 1, 7])
+    params = {name: p.detach().clone() for name, p in state.params.items()}
+    for agent in range(3):
+        params["head.advantage.bias"][agent].view(3, -1)[agent, -1] = 100.0
+    *_, expected = play(config, "catch", params, [3, 1, 7])
+    *_, scores = play(config, "catch", {name: p.to(GPU) for name, p in params.items()}, [3, 1, 7])
+    assert scores == expected
 
 
 @pytest.mark.parametrize("preset", ["spr", "spr_noaug"])

@@ -16,10 +16,9 @@ from spr.graphs import Inbox, Outbox, captured
 from spr.machine import cores
 from spr.networks import outputs_per_action
 
-# Games of one agent that are played at the same time. Ten agents have a hundred emulators then, several for each core;
-# and one takes a fifth of a second to start.
-_TABLES = 10
-_TOGETHER = 5  # agents whose tables step together: a call per group costs as much as some emulators
+# Games of one agent that are played at the same time: enough for one agent to keep a machine busy, and few enough for
+# the emulators of ten to start soon, at a tenth of a second each.
+_TABLES = 16
 _STARTING = 4  # groups of emulators that are started at the same time
 
 
@@ -48,25 +47,24 @@ def play(
     tables = min(config.evaluation.episodes, _TABLES)
     books = [_Book(config.evaluation.episodes, begun=tables) for _ in seeds]
     halves = [half for half in (range(0, tables, 2), range(1, tables, 2)) if half]
-    together = [range(i, min(i + _TOGETHER, len(seeds))) for i in range(0, len(seeds), _TOGETHER)]
-    # With more threads than cores the one that chooses the actions would wait for its turn.
-    threads = max(1, cores() // (len(halves) * len(together)))
+    # With many more threads than cores the one that chooses the actions would wait for its turn; with one thread for
+    # each group the games of the last agent would be slow.
+    threads = max(2, cores() // (len(halves) * len(seeds)))
 
-    def seated(where: tuple[range, range]) -> _Group:
-        half, agents = where
-        mine = slice(agents.start, agents.stop)
-        envs = make(game, len(agents) * len(half), threads=min(threads, len(agents) * len(half)))
-        return _Group(envs, agents, seeds[mine], half, books[mine], chance)
+    def seated(where: tuple[range, int]) -> _Group:
+        half, agent = where
+        envs = make(game, len(half), threads=min(threads, len(half)))
+        return _Group(envs, agent, seeds[agent], half, books[agent], chance)
 
     groups: list[_Group] = []
     try:
         # Making an emulator can't be done for several at once, but putting it into its first state can.
         with ThreadPoolExecutor(_STARTING) as pool:
-            groups += pool.map(seated, [(half, agents) for half in halves for agents in together])
+            groups += pool.map(seated, [(half, agent) for half in halves for agent in range(len(seeds))])
         actions, learnt = groups[0].envs.actions, params["head.advantage.bias"].shape[-1] // outputs_per_action(config)
         if learnt != actions:
             raise UserError(f"this agent chooses between {learnt} actions, but {game} has {actions}")
-        of_each = [groups[i : i + len(together)] for i in range(0, len(groups), len(together))]
+        of_each = [groups[i : i + len(seeds)] for i in range(0, len(groups), len(seeds))]
         sides = [
             _Side(config, actions, params, (len(seeds), len(half)), members)
             for half, members in zip(halves, of_each, strict=True)
@@ -100,50 +98,44 @@ class _Book:
 
 
 class _Group:
-    """Tables of some agents on one side: what they show, and which games are played there; arrays [A, E, ...].
+    """One agent's tables on one side: what they show, and which games are played there; arrays [E, ...].
 
-    It is closed when they are over, so that one long game does not keep all emulators running.
+    It is closed when they are over, so that nothing steps in vain while other agents' games go on.
     """
 
-    def __init__(
-        self, envs: Envs, agents: range, seeds: Sequence[int], tables: range, books: Sequence[_Book], chance: float
-    ) -> None:
-        self.agents = slice(agents.start, agents.stop)
-        self._shape = (len(agents), len(tables))
+    def __init__(self, envs: Envs, agent: int, seed: int, tables: range, book: _Book, chance: float) -> None:
+        self.agent = agent
         self.envs = envs
         self._open = True
-        self._books, self._chance = books, chance
-        self._games: list[list[int | None]] = [list(tables) for _ in agents]
-        self._running = np.zeros(self._shape)
+        self._book, self._chance = book, chance
+        self._games: list[int | None] = list(tables)
+        self._running = np.zeros(len(tables))
         # An agent's draws do not depend on its neighbours' games, nor on those of the other side.
-        self._dice = [np.random.default_rng([seed, tables.start, *b"evaluate"]) for seed in seeds]
-        starts = [seeds_for(seed, "evaluate", tables.stop)[table] for seed in seeds for table in tables]
-        self.frame = self.envs.reset(starts).reshape(*self._shape, SIDE, SIDE)
-        self.first = np.ones(self._shape, np.bool_)
+        self._dice = np.random.default_rng([seed, tables.start, *b"evaluate"])
+        starts = seeds_for(seed, "evaluate", tables.stop)
+        self.frame = self.envs.reset([starts[table] for table in tables])
+        self.first = np.ones(len(tables), np.bool_)
 
     @property
     def over(self) -> bool:
         """Whether no game is left here."""
-        return all(game is None for games in self._games for game in games)
+        return all(game is None for game in self._games)
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Move, now and then at random; a table without a game plays on, and nothing of it counts."""
-        tables = self._shape[1]
-        explore = np.stack([dice.random(tables) for dice in self._dice]) < self._chance
-        other = np.stack([dice.integers(self.envs.actions, size=tables) for dice in self._dice])
-        self.envs.send(np.where(explore, other, action).ravel())
+        explore = self._dice.random(len(action)) < self._chance
+        self.envs.send(np.where(explore, self._dice.integers(self.envs.actions, size=len(action)), action))
 
     def receive(self) -> None:
         """Take in one step; write down the scores of games that ended by it, and begin the next ones."""
         out = self.envs.receive()
-        self.frame = out.frame.reshape(self.frame.shape)
-        self.first = (out.terminal | out.truncated).reshape(self._shape)
-        self._running += out.reward.reshape(self._shape)
-        for agent, table in np.argwhere(out.game_over.reshape(self._shape)).tolist():
-            if (game := self._games[agent][table]) is not None:
-                self._books[agent].scores[game] = float(self._running[agent, table])
-                self._games[agent][table] = self._books[agent].begin()
-            self._running[agent, table] = 0
+        self.frame, self.first = out.frame, out.terminal | out.truncated
+        self._running += out.reward
+        for table in np.flatnonzero(out.game_over).tolist():
+            if (game := self._games[table]) is not None:
+                self._book.scores[game] = float(self._running[table])
+                self._games[table] = self._book.begin()
+            self._running[table] = 0
 
     def close(self) -> None:
         """Release the emulators, once."""
@@ -177,12 +169,12 @@ class _Side:
         if not self.groups:
             return
         for group in self.groups:
-            self._frame[group.agents], self._first[group.agents] = group.frame, group.first
+            self._frame[group.agent], self._first[group.agent] = group.frame, group.first
         self._inbox.send(frame=self._frame, first=self._first)
         self._outbox.post(self._act())
         action = self._outbox.read()
         for group in self.groups:
-            group.send(action[group.agents])
+            group.send(action[group.agent])
 
     def receive(self) -> None:
         """Wait for the emulators, and close the groups whose games are over."""
