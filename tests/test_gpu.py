@@ -173,7 +173,7 @@ def test_a_restored_fleet_goes_on_to_the_same_bits(step):
 
 
 def test_an_evaluation_is_played_as_on_a_cpu():
-    """Captured, with a seat for every agent at every table; agents that know what they want, so no rounding matters."""
+    """Captured, and each agent with its own weights; all know what they want, so no rounding matters."""
     config = preset_config("spr").override(SMALL | {"evaluation.episodes": 30, "evaluation.epsilon": 0.1})
     state = Learner(config, 3, torch.device("cpu")).init([3, 1, 7])
     params = {name: p.detach().clone() for name, p in state.params.items()}

@@ -58,7 +58,7 @@ def play(
 
     groups: list[_Group] = []
     try:
-        # Making an emulator can't be done for several at once, but putting it into its first state can.
+        # Making several emulators at once gains little, but putting them into their first states does.
         with ThreadPoolExecutor(_STARTING) as pool:
             groups += pool.map(seated, [(half, agent) for half in halves for agent in range(len(seeds))])
         actions, learnt = groups[0].envs.actions, params["head.advantage.bias"].shape[-1] // outputs_per_action(config)

@@ -27,10 +27,11 @@ def compiled(function: Callable[..., T], device: torch.device) -> Callable[..., 
         "comprehensive_padding": False,
         # Three checks for each pixel of each observation, of indices that are clamped just before.
         "assert_indirect_indexing": False,
-        # Else the compiler times several ways to sum, which round differently, and takes the fastest it sees: another
-        # one another time, and a run could not be repeated, nor resumed to the same bits.
+        # Else the compiler times several ways to sum, which round differently, and takes the fastest it sees: it may be
+        # another one another time, and a run could then not be repeated, nor resumed to the same bits.
         "deterministic": True,
-        # What the compiler would look for at length and, in this code, not find: with and without, it writes the same.
+        # What the compiler would look for at length and not find here: with and without, it wrote the same (torch 2.11,
+        # `spr`, 1 and 10 agents).
         "pattern_matcher": False,
         "loop_ordering_after_fusion": False,
         "loop_index_inversion_in_fusion": False,
