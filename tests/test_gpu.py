@@ -8,6 +8,7 @@ import torch
 from spr.envs import make
 from spr.evaluate import play
 from spr.fleet import assemble
+from spr.graphs import captured
 from spr.learner import Learner, Updates
 from spr.machine import tune
 from spr.presets import PRESETS, preset_config
@@ -108,6 +109,28 @@ def test_nothing_that_changes_is_frozen_in_the_graph(three):
     kept[3] = state.count.clone()
     assert not torch.equal(replayed(0.4)[1], weights)  # Adam's step count is read too
     assert state.count.item() == 1e6 + 1
+
+
+def test_a_late_capture_does_not_disturb_the_first_replay(monkeypatch):
+    """Capturing sets places that hold the generators' offsets to zero, on a stream of its own: here late on purpose."""
+    begin = torch.cuda.CUDAGraph.capture_begin
+
+    def late(graph, *args, **kwargs):
+        torch.cuda._sleep(200_000_000)  # a tenth of a second of clock cycles, on the stream of the capture
+        begin(graph, *args, **kwargs)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", late)
+    generator, same = (torch.Generator(GPU).manual_seed(7) for _ in range(2))
+    drawn = torch.zeros(8, device=GPU)
+
+    def slowly():
+        torch.cuda._sleep(600_000_000)
+        return drawn.uniform_(generator=generator)
+
+    once = captured(slowly, GPU, [generator])
+    for call in range(6):
+        expected = torch.empty(8, device=GPU).uniform_(generator=same)
+        assert torch.equal(once(), expected), call
 
 
 def test_a_fault_stops_one_agent_of_a_captured_fleet():

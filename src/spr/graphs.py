@@ -74,6 +74,9 @@ def captured(
                 graph.register_generator_state(generator)
             with torch.cuda.graph(graph):
                 result = function()
+            # To begin, torch 2.11 sets the generators' offsets on the device to zero, on the capture's own stream, and
+            # nothing waits for that: on a crowded GPU it may come after the first replay has filled them.
+            torch.cuda.synchronize()
         graph.replay()
         return result
 
