@@ -179,9 +179,9 @@ def test_costs_follow_what_finished_runs_took(tmp_path, monkeypatch):
 def test_a_known_gpus_rates_are_used_before_anything_is_finished(tmp_path, monkeypatch):
     monkeypatch.setattr("spr.plan.device_name", lambda _: "NVIDIA H200")
     cost = Rates([], settings(tmp_path, ())).cost
-    assert cost(Job("spr", "pong", tuple(range(10)))).seconds == pytest.approx(546.1 + 160)
-    assert cost(Job("spr", "pong", (0, 1))).seconds == pytest.approx(100 * (1.868 + (3.069 - 1.868) / 3) + 32)
-    assert cost(Job("spr", "pong", tuple(range(20)))).seconds == pytest.approx(777.1 * 20 / 16 + 320)
+    assert cost(Job("spr", "pong", tuple(range(10)))).seconds == pytest.approx(562.9 + 200)
+    assert cost(Job("spr", "pong", (0, 1))).seconds == pytest.approx(100 * (1.9 + (3.069 - 1.9) / 3) + 40)
+    assert cost(Job("spr", "pong", tuple(range(20)))).seconds == pytest.approx(777.1 * 20 / 16 + 400)
 
 
 def test_the_dry_run_writes_nothing(tmp_path, capsys):
