@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from spr import checkpoint, runs
+from spr import checkpoint, runs, session
 from spr.checkpoint import Checkpoint, Spec, UnusableError
 from spr.cli import main
 from spr.envs import make
@@ -404,6 +404,23 @@ def test_the_one_before_is_used_when_the_last_is_damaged(tmp_path, capsys, monke
     assert "checkpoint-0000000080.spr can't be used: its checksum does not match its content".replace(" ", "") in said
     assert (folder / "agent.safetensors").read_bytes() == weights
     assert (folder / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_what_a_first_learning_step_compiles_is_announced_before_it_and_once(tmp_path, monkeypatch):
+    """To whoever watches a GPU; here the moments at which it is said are asked for, on a CPU."""
+    seen, said = [0], []
+    monkeypatch.setattr(checkpoint, "remove", lambda _: None)
+    show = session.Bar.show
+    monkeypatch.setattr(session.Bar, "show", lambda bar, done, *a: (seen.append(done), show(bar, done, *a)))
+    monkeypatch.setattr(session, "_announce", lambda *_: said.append(seen[-1]))
+    order = arguments("catch", [0], tmp_path, 80)
+    assert main(order) == 0
+    assert said == [TINY["schedule.random_steps"]]
+    folder = runs.folder(tmp_path, "spr", "catch", 0)
+    (folder / "result.json").unlink()
+    checkpoint.path_of(folder, 80).unlink()
+    assert main([*order, "--resume"]) == 0
+    assert said[1:] == [75]
 
 
 def test_two_processes_on_one_run_and_other_settings_are_refused(tmp_path, capsys):

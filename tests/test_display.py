@@ -40,6 +40,23 @@ def test_a_fast_loop_is_shown_now_and_then_and_its_end_always(monkeypatch):
     assert last.startswith("training: 200/200, ")
 
 
+def test_a_pause_is_explained_and_does_not_count_in_the_rate(monkeypatch):
+    monkeypatch.setattr(display, "_PLAIN_EVERY", 0.0)
+    now = iter([0.0, 10.0, 70.0, 80.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    file = io.StringIO()
+    with Bar(Console(file=file), "training", 2000, "steps") as bar:
+        bar.show(1000)
+        bar.pause("compiling")
+        bar.show(1001)  # a minute later: no rate can be told yet
+        bar.show(1101)
+    assert file.getvalue().splitlines() == [
+        "training: 1,000/2,000, 100.0 steps/s, 0:00:10 left  ",
+        "training: compiling",
+        "training: 1,101/2,000, 10.0 steps/s, 0:01:29 left  ",
+    ]
+
+
 def test_a_terminal_gets_a_bar(monkeypatch):
     monkeypatch.setattr(display, "_REFRESH", 0.0)
     file = io.StringIO()

@@ -183,9 +183,14 @@ def _learn(console: Console, training: Training, mine: Sequence[Run], every: int
 
     try:
         with StopRequest() as stop, Bar(console, "training", steps, "steps") as bar:
+            learns = training.fleet.config.schedule.random_steps
+            if training.step >= learns:
+                _announce(bar, training.fleet.device)
             for tick in training.ticks():
                 last = tick.rows or last
                 bar.show(tick.step, _figures(tick, last))
+                if tick.step == learns:
+                    _announce(bar, training.fleet.device)
                 for i in tick.faults:
                     checkpoint.write(mine[i].path, training.dump(i), "fault.spr")
                     console.print(runs.save_fault(mine[i], training.faults[i]), highlight=False, soft_wrap=True)
@@ -200,6 +205,12 @@ def _learn(console: Console, training: Training, mine: Sequence[Run], every: int
     finally:
         writer.close()
     return training.step == steps or len(training.faults) == len(mine), time.monotonic() - began
+
+
+def _announce(bar: Bar, device: torch.device) -> None:
+    """Say what a GPU's first learning step is busy with."""
+    if device.type == "cuda":
+        bar.pause("compiling; about a minute the first time, from the cache in seconds")
 
 
 def _judge(
