@@ -25,7 +25,6 @@ class Bar:
         # (time, done) of the last moments: random steps run a hundred times faster than learning ones, so a rate over
         # all of a run would promise an end that never comes.
         self._marks: deque[tuple[float, int]] = deque([(self._said, 0)])
-        self._paused = False
         self._live = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
@@ -49,9 +48,9 @@ class Bar:
     def show(self, done: int, figures: str = "") -> None:
         """Say how much is done."""
         now = time.monotonic()
-        if self._paused and done < self._total:
-            self._marks, self._said, self._paused = deque([(now, done)]), now, False
-            return
+        if not self._marks:
+            self._marks.append((now, done))
+            self._said = now
         if done < self._total and now - self._marks[-1][0] < _REFRESH:
             return
         self._marks.append((now, done))
@@ -72,7 +71,7 @@ class Bar:
 
     def pause(self, why: str) -> None:
         """Say why it stands still until the next call of `show`; that time tells nothing about the pace."""
-        self._paused = True
+        self._marks.clear()
         self._live.update(self._task, rate="", left="-", figures=why)
         if not self._console.is_terminal:
             self._console.print(f"{self._title}: {why}", soft_wrap=True, highlight=False)

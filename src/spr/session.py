@@ -185,12 +185,12 @@ def _learn(console: Console, training: Training, mine: Sequence[Run], every: int
         with StopRequest() as stop, Bar(console, "training", steps, "steps") as bar:
             learns = training.fleet.config.schedule.random_steps
             if training.step >= learns:
-                _announce(bar, training.fleet.device)
+                _announce(bar, training)
             for tick in training.ticks():
                 last = tick.rows or last
                 bar.show(tick.step, _figures(tick, last))
                 if tick.step == learns:
-                    _announce(bar, training.fleet.device)
+                    _announce(bar, training)
                 for i in tick.faults:
                     checkpoint.write(mine[i].path, training.dump(i), "fault.spr")
                     console.print(runs.save_fault(mine[i], training.faults[i]), highlight=False, soft_wrap=True)
@@ -207,9 +207,10 @@ def _learn(console: Console, training: Training, mine: Sequence[Run], every: int
     return training.step == steps or len(training.faults) == len(mine), time.monotonic() - began
 
 
-def _announce(bar: Bar, device: torch.device) -> None:
-    """Say what a GPU's first learning step is busy with."""
-    if device.type == "cuda":
+def _announce(bar: Bar, training: Training) -> None:
+    """Say what a GPU's first learning step will be busy with, if there is one to come."""
+    fleet = training.fleet
+    if fleet.device.type == "cuda" and training.step < fleet.config.schedule.steps:
         bar.pause("compiling; about a minute the first time, from the cache in seconds")
 
 
