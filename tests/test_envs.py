@@ -3,6 +3,8 @@
 import gymnasium
 import numpy as np
 import pytest
+from ale_py import ALEInterface, roms
+from ale_py.vector_env import AtariVectorEnv
 
 from spr import envs as envs_module
 from spr.envs import Atari, Catch, make, rom_problem, seeds_for, to_frame
@@ -54,6 +56,67 @@ def test_a_lost_life_does_not_reset_breakout():
     assert len(walls) == 8
     # The wall is as it was when the life was lost: bricks stay broken within a game.
     assert walls[3] < walls[0] or walls[7] < walls[4]
+
+
+class Told(AtariVectorEnv):
+    """The vector environment, with what it last said of its frames."""
+
+    def reset(self, **options):
+        frames, self.told = super().reset(**options)
+        return frames, self.told
+
+    def recv(self):
+        *out, self.told = super().recv()
+        return *out, self.told
+
+    def noops(self):
+        """How many frames a game that has just begun is old."""
+        return int(self.told["episode_frame_number"][0])
+
+
+class Emulator:
+    """One game by the plain emulator, which says itself when it is over."""
+
+    def __init__(self, game):
+        self.ale = ALEInterface()
+        self.ale.setFloat("repeat_action_probability", 0.0)
+        self.ale.loadROM(roms.get_rom_path(game))
+        self.actions = self.ale.getMinimalActionSet()
+
+    def begin(self, noops):
+        self.ale.reset_game()
+        for _ in range(noops):
+            self.ale.act(0)
+
+    def step(self, action):
+        reward = 0.0
+        for _ in range(4):
+            reward += self.ale.act(self.actions[action])
+            if self.ale.game_over():
+                break
+        return reward, self.ale.game_over()
+
+
+@pytest.mark.parametrize(("game", "noop_max"), [*((game, 30) for game in game_names()), ("amidar", 1)])
+def test_every_end_of_a_game_is_seen_and_nothing_else_is_taken_for_one(game, noop_max, monkeypatch):
+    """Past two ends, by random play; Amidar also without no-ops, after which it shows no lives for a moment."""
+    monkeypatch.setattr(envs_module, "AtariVectorEnv", lambda *a, **k: Told(*a, **(k | {"noop_max": noop_max})))
+    envs, emulator = Atari(game, 1, threads=1), Emulator(game)
+    random = np.random.default_rng(0)
+    envs.reset([7])
+    emulator.begin(envs._env.noops())
+    over = 0
+    while over < 2:
+        action = random.integers(envs.actions, size=1)
+        out = step(envs, action)
+        reward, ended = emulator.step(action[0])
+        assert out.reward[0] == reward
+        assert out.game_over[0] == ended
+        assert out.terminal[0] or not ended
+        if ended:
+            over += 1
+            emulator.begin(envs._env.noops())
+    envs.close()
 
 
 def test_no_fire_is_pressed_for_the_player():

@@ -2,12 +2,13 @@
 
 import resource
 
+import numpy as np
 import pytest
 import torch
 
-from spr.envs import make
+from spr.envs import Step, make
 from spr.evaluate import play
-from spr.fleet import assemble
+from spr.fleet import Turn, assemble
 from spr.graphs import captured
 from spr.learner import Learner, Updates
 from spr.machine import tune
@@ -235,3 +236,118 @@ def test_memory_does_not_grow_over_ten_thousand_steps():
     assert after[0] == before[0]
     assert after[1] <= before[1] + 2**20
     assert after[2] < before[2] + 64 * 2**20
+
+
+CAPACITY = 100_000  # a whole run's ring
+
+
+def fill_ring(fleets, steps=130_000, bank=256):
+    """Give every fleet the same full ring that has gone round once: pictures, ends, sparse rewards, 18 actions.
+
+    Frames repeat one bank of pictures: what is drawn from where shows in them, and gigabytes are filled in a moment.
+    """
+    generator = torch.Generator(GPU).manual_seed(5)
+    agents = len(fleets[0].seeds)
+
+    def uniform(*shape):
+        return torch.rand(shape, generator=generator, device=GPU)
+
+    coarse = uniform(bank, 1, 14, 14).mul(256)
+    pictures = torch.nn.functional.interpolate(coarse, size=(84, 84), mode="bilinear").to(torch.uint8)[:, 0]
+    slot = torch.arange(CAPACITY, device=GPU)
+    first = uniform(agents, CAPACITY) < 1 / 100
+    actions = (uniform(agents, CAPACITY) * 18).long()
+    rewards = (uniform(agents, CAPACITY) < 0.05).float()
+    priority = uniform(agents, CAPACITY) + 0.01
+    # Near the end of the memory and around the newest step, where an index may go wrong, sequences are likely.
+    newest = steps % CAPACITY
+    for place in (CAPACITY, newest - 10):
+        priority[:, place - 300 : place] *= 300
+    horizon = fleets[0].config.horizon
+    priority[:, newest - horizon : newest + 3] = 0
+    for fleet in fleets:
+        replay = fleet.replay
+        for agent in range(agents):
+            replay.frames[agent] = pictures[(slot + 7 * agent) % bank]
+        replay.first.copy_(first)
+        replay.actions.copy_(actions)
+        replay.rewards.copy_(rewards)
+        replay.priority[:, :CAPACITY] = priority
+        replay._count.fill_(steps)
+        replay.check()
+
+
+def gradient(fleet, before):
+    """The clipped gradient of the last update, from what it did to Adam's first moment."""
+    beta = fleet.config.learner.adam_beta1
+    return (fleet.state.first_moment - beta * before) / (1 - beta)
+
+
+STATE = ("weights", "averaged", "copied", "first_moment", "second_moment")
+
+
+@pytest.mark.parametrize("agents", [1, 3, 10])
+def test_at_real_sizes_compiling_changes_less_than_bf16_does(agents, record_property):
+    """Every result is made so: the paper's sizes, 18 actions, a full ring, bf16, compiled and captured."""
+    config, seeds = preset_config("spr"), list(range(agents))
+    games = make("bank_heist", 1)
+
+    def fleet(product):
+        return assemble(config, games, seeds, GPU, product)
+
+    run, plain, exact = fleet(torch.bfloat16), fleet(torch.bfloat16), fleet(torch.float32)
+    fill_ring([run, plain, exact])
+    tune(GPU, "bf16")
+    updates = Updates(run.learner, run.state, run.replay, run.dice)
+    found = {}
+    for i in range(12):
+        before = plain.state.first_moment.clone()
+        learn(run, updates, 1)
+        learn(plain, updates, 1, plainly=True)
+        torch.set_float32_matmul_precision("highest")
+        learn(exact, updates, 1, plainly=True)
+        tune(GPU, "bf16")
+        grads = [run.state.layout.views(gradient(f, before)) for f in (run, plain, exact)]
+        for name, of_run in grads[0].items():
+            compiling = (of_run - grads[1][name]).flatten(1).norm(dim=1)
+            rounding = (grads[1][name] - grads[2][name]).flatten(1).norm(dim=1)
+            found.setdefault(name, []).append(((compiling + 1e-12) / (rounding + 1e-12)).tolist())
+        for other in (run, exact):
+            apart = (other.replay.priority - plain.replay.priority).abs() / (plain.replay.priority + 1e-3)
+            assert apart.max() < 0.2, (i, apart.max())  # the same sequences were drawn, and judged alike
+            for part in STATE:
+                getattr(other.state, part).copy_(getattr(plain.state, part))
+            other.replay.priority.copy_(plain.replay.priority)
+    ratios = {name: torch.tensor(values) for name, values in found.items()}  # [updates, agents]
+    table = {name: (round(r.mean().item(), 3), round(r.max().item(), 3)) for name, r in ratios.items()}
+    record_property("compiling / rounding (mean, largest)", table)
+    assert all(mean < 1 for mean, _ in table.values()), table
+    games.close()
+
+
+def test_captured_acting_equals_plain_and_draws_new_noise_each_time():
+    """At real sizes: the noise of every step is the generator's next, in a graph that learns in between."""
+    config = preset_config("spr")
+    games = make("bank_heist", 3)
+    frames = torch.randint(0, 256, (40, 3, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    chosen = {}
+    for way in ("captured", "plain"):
+        fleet = assemble(config, games, [3, 1, 7], GPU, torch.bfloat16)
+        tune(GPU, "bf16")
+        turn = Turn(fleet)
+        turn.start(frames[0].numpy())
+        actions = []
+        for frame in frames:
+            if way == "captured":
+                turn.choose(greedy=True)
+            else:
+                numbers = fleet.dice.roll_action()
+                fleet.replay.keep(turn._inbox["frame"])
+                turn._outbox.post(turn._see(numbers, None))
+            actions.append(turn.chosen()[0])
+            still = np.zeros(3, np.bool_)
+            turn.settle(Step(frame.numpy(), np.zeros(3, np.float32), still, still, still))
+        chosen[way] = np.stack(actions)
+    games.close()
+    assert (chosen["captured"] == chosen["plain"]).mean() > 0.95  # rounding may decide between equals
+    assert all(len(set(chosen["captured"][-20:, agent].tolist())) > 3 for agent in range(3))

@@ -116,12 +116,12 @@ class Atari:
         self.actions = len(self._env.ale.get_action_set())
         self.repeats = True
         self.protocol = {"name": "atari", "version": 1, "interpolation": "area", **settings}
-        self._lives = np.zeros(count, np.int32)
+        self._before = np.zeros(count, np.int32)  # frames of the games that are over
 
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start every game, after up to 30 random no-ops."""
         frames, info = self._env.reset(seed=np.asarray(seeds))
-        self._lives = info["lives"].copy()
+        self._before = _frames_before(info)
         return np.ascontiguousarray(frames[:, 0])
 
     def send(self, action: NDArray[np.int64]) -> None:
@@ -131,10 +131,10 @@ class Atari:
     def receive(self) -> Step:
         """Wait for all of them."""
         frames, reward, terminal, truncated, info = self._env.recv()
-        # Ended with fewer lives than before: a life was lost and the game goes on. A game that ended has begun anew.
-        lost_life = terminal & (info["lives"] < self._lives)
-        self._lives = info["lives"].copy()
-        game_over = (terminal & ~lost_life) | truncated
+        # Lives do not tell a lost life from a new game: Amidar may show none at the beginning of one.
+        before = _frames_before(info)
+        game_over = before != self._before
+        self._before = before
         return Step(
             np.ascontiguousarray(frames[:, 0]), reward.astype(np.float32), terminal.copy(), truncated.copy(), game_over
         )
@@ -142,6 +142,12 @@ class Atari:
     def close(self) -> None:
         """Stop the emulator's threads."""
         self._env.close()
+
+
+def _frames_before(info: dict[str, Any]) -> NDArray[np.int32]:
+    """Return the frames that were played before the present game: they change exactly when a game begins."""
+    before: NDArray[np.int32] = info["frame_number"] - info["episode_frame_number"]
+    return before
 
 
 class Gymnasium:
