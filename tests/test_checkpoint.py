@@ -434,7 +434,7 @@ def test_two_processes_on_one_run_and_other_settings_are_refused(tmp_path, capsy
     folder = runs.folder(tmp_path, "spr", "catch", 0)
     (folder / "result.json").unlink()
     assert main([*order, "--resume", "--set", "learner.learning_rate=0.5"]) == 2
-    assert "holds a run with another config" in capsys.readouterr().err
+    assert "holds an unfinished run with learner.learning_rate" in capsys.readouterr().err
     assert main([*order, "--resume", "--overwrite"]) == 2
     assert (folder / "agent.safetensors").exists()
 

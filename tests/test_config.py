@@ -65,22 +65,29 @@ DER = NO_SPR | NO_AUGMENTATION | FEW
 DER |= {"network.encoder": "data_efficient", "network.noise": 0.1, "replay.n_step": 20, "learner.target_period": 2_000}
 DRQ = NO_SPR | FEW | {"learner.value": "huber", "network.noisy": False, "replay.exponent": 0}
 DRQ |= {"schedule.epsilon_start": 1, "schedule.epsilon_steps": 5_000}
+
+
+def ahead(depth):
+    """As many targets as there may be weigh 10 together: the authors' mean with weight 5 of squared distances."""
+    return {"learner.depth": depth, "learner.spr_weight": pytest.approx(10 / max(depth, 1))}
+
+
 # Section 7 of the specification, row by row.
 DIFFERENCES = {
     "spr": {},
     "spr_noaug": NOAUG,
     "rainbow": NO_SPR,
     "rainbow_noaug": NO_SPR | NO_AUGMENTATION,
-    "spr_1step": {"learner.depth": 1},
-    "spr_nontemporal": {"learner.depth": 0},
+    "spr_1step": ahead(1),
+    "spr_nontemporal": ahead(0),
     "spr_quadratic": {"learner.representation": "quadratic"},
     "spr_noprojection": {"network.projection": "none"},
     "spr_nostopgrad": {"learner.stop_gradient": False},
     "spr_nostopgrad_noaug": NOAUG | {"learner.stop_gradient": False, "learner.tau": 0},
-    "contrastive_nontemporal": {"learner.representation": "contrastive", "learner.depth": 0},
-    "contrastive_1step": {"learner.representation": "contrastive", "learner.depth": 1, "learner.model": False},
+    "contrastive_nontemporal": {"learner.representation": "contrastive"} | ahead(0),
+    "contrastive_1step": {"learner.representation": "contrastive", "learner.model": False} | ahead(1),
     "contrastive_5step": {"learner.representation": "contrastive", "learner.depth": 5},
-    "spr_uniformity": {"learner.uniformity_weight": 2},
+    "spr_uniformity": {"learner.uniformity_weight": 5},
     "der": DER,
     "otrainbow": NO_SPR
     | NO_AUGMENTATION
@@ -94,7 +101,7 @@ DIFFERENCES = {
     | {"augment.shift": 4, "augment.crop": 80, "augment.rl": False, "network.projection": "mlp"}
     | {"learner.representation": "bilinear", "learner.spr_weight": 1, "learner.tau": 0.999},
 }
-DIFFERENCES |= {f"spr_k{k}": {"learner.depth": k} for k in (1, 2, 3, 4, 5, 6, 8, 10)}
+DIFFERENCES |= {f"spr_k{k}": ahead(k) for k in (1, 2, 3, 4, 5, 6, 8, 10)}
 for tau in ("0.999", "0.9976", "0.9944", "0.9867", "0.9684", "0.925", "0.8222", "0.5783", "0"):
     DIFFERENCES[f"spr_tau_{tau}"] = {"learner.tau": float(tau)}
     DIFFERENCES[f"spr_tau_{tau}_noaug"] = DIFFERENCES["spr_noaug"] | {"learner.tau": float(tau)}
@@ -160,6 +167,7 @@ def test_round_trip_through_json():
         ({"learner.stop_gradient": False, "learner.tau": 0.9}, "set learner.tau=0"),
         ({"augment.rl": False}, "set learner.depth=0"),
         ({"learner.spr_weight": 0, "learner.uniformity_weight": 1}, "set learner.spr_weight above 0"),
+        ({"augment.crop": 75}, "set augment.shift to at least 5"),
         ({"network.v_min": 10.0}, "network.v_min must be smaller"),
         ({"replay.capacity": 40}, "to fill a first batch"),
     ],

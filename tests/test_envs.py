@@ -3,8 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
-from ale_py import ALEInterface, roms
-from ale_py.vector_env import AtariVectorEnv
+from ale_py import ALEInterface, ALEVectorInterface, roms
 
 from spr import envs as envs_module
 from spr.envs import Atari, Catch, make, rom_problem, seeds_for, to_frame
@@ -58,11 +57,11 @@ def test_a_lost_life_does_not_reset_breakout():
     assert walls[3] < walls[0] or walls[7] < walls[4]
 
 
-class Told(AtariVectorEnv):
-    """The vector environment, with what it last said of its frames."""
+class Told(ALEVectorInterface):
+    """The vector of emulators, with what it last said of its frames."""
 
-    def reset(self, **options):
-        frames, self.told = super().reset(**options)
+    def reset(self, *order):
+        frames, self.told = super().reset(*order)
         return frames, self.told
 
     def recv(self):
@@ -100,11 +99,11 @@ class Emulator:
 @pytest.mark.parametrize(("game", "noop_max"), [*((game, 30) for game in game_names()), ("amidar", 1)])
 def test_every_end_of_a_game_is_seen_and_nothing_else_is_taken_for_one(game, noop_max, monkeypatch):
     """Past two ends, by random play; Amidar also without no-ops, after which it shows no lives for a moment."""
-    monkeypatch.setattr(envs_module, "AtariVectorEnv", lambda *a, **k: Told(*a, **(k | {"noop_max": noop_max})))
+    monkeypatch.setattr(envs_module, "ALEVectorInterface", lambda *a, **k: Told(*a, **(k | {"noop_max": noop_max})))
     envs, emulator = Atari(game, 1, threads=1), Emulator(game)
     random = np.random.default_rng(0)
     envs.reset([7])
-    emulator.begin(envs._env.noops())
+    emulator.begin(envs._ale.noops())
     over = 0
     while over < 2:
         action = random.integers(envs.actions, size=1)
@@ -115,7 +114,7 @@ def test_every_end_of_a_game_is_seen_and_nothing_else_is_taken_for_one(game, noo
         assert out.terminal[0] or not ended
         if ended:
             over += 1
-            emulator.begin(envs._env.noops())
+            emulator.begin(envs._ale.noops())
     envs.close()
 
 
@@ -149,10 +148,8 @@ def test_same_seed_and_actions_give_the_same_game_in_any_vector():
 
 
 def test_the_time_limit_truncates_and_is_not_a_terminal(monkeypatch):
-    build = envs_module.AtariVectorEnv
-    monkeypatch.setattr(
-        envs_module, "AtariVectorEnv", lambda *a, **k: build(*a, **(k | {"max_num_frames_per_episode": 80}))
-    )
+    build = envs_module.ALEVectorInterface
+    monkeypatch.setattr(envs_module, "ALEVectorInterface", lambda *a, **k: build(*a, **(k | {"max_episode_steps": 80})))
     _, outs = play(Atari("boxing", 1), [0], 45)
     assert [i for i, out in enumerate(outs) if out.truncated[0]] == [19, 39]
     assert not any(out.terminal[0] for out in outs)
@@ -230,6 +227,26 @@ def test_any_image_game_of_gymnasium_is_played():
     ends = [(bool(out.terminal[0]), bool(out.truncated[0]), bool(out.game_over[0])) for out in outs]
     assert [ends[4], ends[9], ends[14]] == [(True, False, True), (True, False, True), (False, True, True)]
     assert sum(over for *_, over in ends) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "rules"),
+    [
+        ("ALE/Pong-v5", "4 frame(s) and repeated with probability 0.25"),
+        ("PongNoFrameskip-v4", "held for 1 frame(s),"),
+        ("Pong-v4", "held for 2 to 4 frames,"),
+    ],
+)
+def test_atari_by_other_rules_says_so_and_names_the_benchmarks_game(name, rules):
+    envs = make(name, 1)
+    assert f"{name} is not played by the rules of Atari 100k" in envs.notice
+    assert rules in envs.notice
+    assert "spr train pong" in envs.notice
+    envs.close()
+
+
+def test_other_games_have_nothing_to_say():
+    assert [make(name, 1).notice for name in ("pong", "catch", "Painter-v0")] == ["", "", ""]
 
 
 @pytest.mark.parametrize("name", ["Wide-v0", "Channel-v0"])

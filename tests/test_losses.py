@@ -38,6 +38,14 @@ def test_projection_equals_the_loop_and_keeps_mass(reward, discount, seed):
     assert out.sum().item() == pytest.approx(1)
 
 
+def test_projection_keeps_mass_in_single_precision_too():
+    """The distance of two rounded atoms would be short of 0.4 by a millionth, and mass would be lost with it."""
+    support = torch.linspace(-10, 10, 51)
+    between = (support[:-1] + support[1:])[:, None] / 2  # [50, 1]
+    mass = project_distribution(between, torch.ones(50, 1), support).double().sum(-1)
+    assert abs(mass.mean().item() - 1) < 2e-7
+
+
 def test_projection_of_a_finished_episode_is_its_return():
     support = torch.linspace(-1, 1, 5)
     p = torch.tensor([[0.2, 0.2, 0.2, 0.2, 0.2]])

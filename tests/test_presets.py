@@ -158,8 +158,13 @@ def test_curl_sees_crops_only_where_it_compares_them():
         assert not looks.corner[:, :, still].any()
     assert looks.shift[:, :, 1:3].any()
     large = {"replay.batch": 500, "schedule.random_steps": 600, "schedule.steps": 700}
-    corners = Dice(config.override(large), ACTIONS, [0], CPU).update().looks.corner[:, :, 1:3]
-    assert sorted(corners.unique().tolist()) == [0, 1, 2, 3, 4]
+    drawn = Dice(config.override(large), ACTIONS, [0], CPU).update().looks
+    # A crop of 80 is padded to 88 and cut to 84 at one of five places: never further in than its own edge.
+    assert sorted(drawn.corner[:, :, 1:3].unique().tolist()) == [0, 1, 2, 3, 4]
+    assert sorted(drawn.shift[:, :, 1:3].unique().tolist()) == [-4, -3, -2, -1, 0]
+    # What is seen of the frame is in its middle, on average: pixel i shows pixel i + shift + corner.
+    moved = (drawn.shift + drawn.corner)[:, :, 1:3].double()
+    assert abs(moved.mean()) < 5 * moved.std() / moved.numel() ** 0.5
     assert (looks.factor == 1).all()
 
 

@@ -17,7 +17,7 @@ from spr import cluster, runs
 from spr.cli import main
 from spr.errors import UserError
 from spr.plan import Job, Rates, Settings, fitting, plan, unfinished
-from spr.sweep import Event, Overview, log_of, outcome
+from spr.sweep import Event, Overview, outcome
 
 CPU = torch.device("cpu")
 SMALL = (
@@ -158,7 +158,18 @@ def test_bad_sweeps_are_refused_in_one_line_before_anything_is_written(arguments
 def finished(out, preset, game, seed, **more):
     folder = runs.folder(Path(out), preset, game, seed)
     folder.mkdir(parents=True)
-    result = {"score": 5.0, "device": "cpu, 2 threads", "steps": 100, "train_seconds": 20.0, "eval_seconds": 8.0}
+    result = {
+        "preset": preset,
+        "game": game,
+        "seed": seed,
+        "score": 5.0,
+        "precision": "fp32",
+        "device": "cpu, 2 threads",
+        "steps": 100,
+        "train_seconds": 20.0,
+        "eval_seconds": 8.0,
+    }
+    result |= {"config": settings(out).config(Job(preset, game, (seed,))).to_dict()}
     (folder / "result.json").write_text(json.dumps(result | {"agents_together": 2, "episodes": [5.0] * 50} | more))
 
 
@@ -231,6 +242,77 @@ def test_a_failed_fleet_is_listed_and_does_not_stop_the_others(whole, tmp_path):
     assert results(tmp_path)["spr/catch/seed-1"] == results(whole[0])["spr/catch/seed-1"]
 
 
+@pytest.mark.parametrize(
+    ("more", "differs"),
+    [
+        (["--set", "learner.depth=1"], "learner.depth 2, not 1"),
+        (["--steps", "160"], "schedule.steps 150, not 160"),
+        (["--set", "evaluation.episodes=4"], "evaluation.episodes 3, not 4"),
+    ],
+)
+def test_a_finished_run_counts_only_for_what_it_was_made_with(whole, more, differs, capsys):
+    """An ablation loop into one folder would otherwise print one variant's score for all of them."""
+    out, _ = whole
+    files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    sweep = ["sweep", "--games", "catch", "--seeds", "2", "--out", str(out), *CHANGES, *more]
+    train = ["train", "catch", "--seeds", "0", "1", "--out", str(out), "--resume", *CHANGES, *more]
+    for command in (sweep, [*sweep, "--dry-run"], train):
+        assert main(command) == 2
+        said = capsys.readouterr()
+        assert f"holds a finished run with {differs}" in said.err
+        assert "--name" in said.err
+        assert said.err.count("\n") == 1
+        assert said.out == ""
+    assert files == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def test_a_precision_that_is_asked_for_has_to_be_the_finished_runs(tmp_path, capsys):
+    finished(tmp_path, "spr", "catch", 0, precision="bf16")
+    train = ["train", "catch", "--device", "cpu", "--resume", "--out", str(tmp_path), *CHANGES]
+    assert main([*train, "--precision", "fp32"]) == 2
+    assert "holds a finished run with precision bf16, not fp32" in capsys.readouterr().err
+    assert main(train) == 0
+    assert "finished already" in capsys.readouterr().out
+
+
+def test_a_damaged_result_is_named_and_not_counted(tmp_path, capsys):
+    finished(tmp_path, "spr", "catch", 0)
+    path = runs.folder(tmp_path, "spr", "catch", 0) / "result.json"
+    path.write_text(path.read_text()[:-20])
+    for command in (["sweep", "--games", "catch", "--seeds", "1"], ["train", "catch", "--resume"]):
+        assert main([*command, "--out", str(tmp_path), *CHANGES]) == 2
+        assert "result.json can't be read" in capsys.readouterr().err
+
+
+def test_variants_with_names_live_side_by_side(whole, tmp_path, capsys):
+    out = tmp_path / "runs"
+    shutil.copytree(whole[0], out)
+    shallow = ["--set", "learner.depth=1", "--name", "depth-1"]
+    assert main(["sweep", "--games", "catch", "--seeds", "1", "--out", str(out), *CHANGES, *shallow]) == 0
+    made = json.loads((out / "depth-1" / "catch" / "seed-0" / "result.json").read_text())
+    assert (made["preset"], made["config"]["learner"]["depth"]) == ("spr", 1)
+    assert (out / "logs" / "depth-1" / "catch" / "seeds-0.txt").is_file()
+    assert results(out)["spr/catch/seed-0"] == results(whole[0])["spr/catch/seed-0"]
+    capsys.readouterr()
+    assert main(["train", "catch", "--out", str(out), "--resume", *CHANGES, *shallow]) == 0
+    assert "finished already" in capsys.readouterr().out
+    assert main(["report", str(out), "--out", str(tmp_path / "report")]) == 0
+    assert "learner.depth=1" in (tmp_path / "report" / "index.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "", "a/b", ".hidden", "logs", "two words"])
+def test_names_that_are_no_folders_name_are_refused(name, tmp_path, capsys):
+    for command in (["train", "catch"], ["sweep", "--games", "catch"]):
+        assert main([*command, "--out", str(tmp_path / "runs"), "--name", name]) == 2
+        assert "--name" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_name_is_for_one_method(tmp_path, capsys):
+    assert main(["sweep", "--games", "catch", "--presets", "spr", "der", "--name", "x", "--out", str(tmp_path)]) == 2
+    assert "--name" in capsys.readouterr().err
+
+
 def test_a_second_sweep_skips_everything(whole):
     out, said = whole
     assert "2 done, 0 running, 0 waiting, 0 failed" in said
@@ -289,7 +371,7 @@ def test_results_of_a_node_with_a_disk_of_its_own_come_home(whole, tmp_path, mon
     job = Job("spr", "catch", (0,))
     made = settings(tmp_path)
     folder = made.folder(job, 0)
-    returned = cluster._train(job, made.command(job), str(log_of(tmp_path, job)), [str(folder)])
+    returned = cluster._train(job, made.command(job), str(made.log(job)), [str(folder)])
     for path in tmp_path.iterdir():
         shutil.rmtree(path)
 
@@ -302,7 +384,7 @@ def test_results_of_a_node_with_a_disk_of_its_own_come_home(whole, tmp_path, mon
 
     assert cluster._ended(job, returned, Ray) == Event(job, "done")
     assert results(tmp_path)["spr/catch/seed-0"] == results(whole[0])["spr/catch/seed-0"]
-    assert "stored under" in log_of(tmp_path, job).read_text()
+    assert "stored under" in made.log(job).read_text()
     assert unfinished([job], made) == []
 
 

@@ -114,6 +114,7 @@ def _add_train(commands: Any) -> None:
     one = commands.add_parser("train", help="train agents on a game and evaluate them", description=_train.__doc__)
     one.add_argument("game", help="catch, an Atari game such as pong or ms_pacman, or a Gymnasium id (module:Name-v0)")
     one.add_argument("--preset", default="spr", help="the method: one of 'spr presets' (default: spr)")
+    one.add_argument("--name", help="a variant's folder under --out, for runs with --set (default: the preset's name)")
     one.add_argument(
         "--seeds",
         type=int,
@@ -152,6 +153,7 @@ def _add_sweep(commands: Any) -> None:
         "--games", nargs="+", required=True, metavar="GAME", help="the games, or 'all' for the 26 of Atari 100k"
     )
     one.add_argument("--seeds", type=int, default=10, metavar="N", help="runs of each: seeds 0 to N-1 (default: 10)")
+    one.add_argument("--name", help="as for 'spr train'; for one method at a time")
     one.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds all runs (default: runs)")
     one.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
     one.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto, the GPU if there is one)")
@@ -186,6 +188,7 @@ def _train(args: argparse.Namespace, console: Console) -> int:
         raise UserError("--resume goes on with a run and --overwrite begins it anew: choose one")
     if args.checkpoint_every < 0:
         raise UserError("--checkpoint-every takes a number of steps, or 0 for none")
+    runs.check_name(args.name)
     device = choose_device(args.device)
     precision = choose_precision(args.precision, device)
     tune(device, precision)
@@ -198,6 +201,8 @@ def _train(args: argparse.Namespace, console: Console) -> int:
         precision=precision,
         out=args.out,
         checkpoint_every=args.checkpoint_every,
+        name=args.name,
+        same_precision=args.precision != "auto",
     )
     return carry_out(order, console, resume=args.resume, overwrite=args.overwrite)
 
@@ -208,6 +213,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
         value = getattr(args, name)
         if value is not None and value < least:
             raise UserError(f"--{name.replace('_', '-')} takes a number of at least {least}")
+    runs.check_name(args.name)
     here = args.engine == "local"
     # The driver of a cluster need not have the device that its nodes have.
     elsewhere = not here and args.device in DEVICES[1:]
@@ -219,6 +225,8 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
         precision=choose_precision(args.precision, device),
         changes=(*args.set, *([f"schedule.steps={args.steps}"] if args.steps is not None else [])),
         checkpoint_every=args.checkpoint_every,
+        name=args.name,
+        same_precision=args.precision != "auto",
     )
     games = [game for name in args.games for game in (game_names() if name == "all" else [name])]
     jobs = plan(args.presets, games, range(args.seeds), settings, args.agents, together if here else None)
@@ -251,11 +259,15 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
     scores = show_games(quiet, config, run.game, params, [seed])[0]
     mean = sum(scores) / len(scores)
     human = normalised(run.game, mean)
+    steps = config.schedule.steps
     if args.json:
-        print(json.dumps({"game": run.game, "score": mean, "human_normalised": human, "episodes": scores}))
+        told = {"game": run.game, "score": mean, "human_normalised": human, "trained_steps": run.step, "steps": steps}
+        print(json.dumps(told | {"episodes": scores}))
         return 0
     judged = "" if human is None else f", human-normalised {human:.3f}"
     console.print(f"{run.game}: mean score {mean:,.2f} over {len(scores)} games{judged}", highlight=False)
+    if run.step is not None and run.step < steps:
+        console.print(f"an unfinished run: this agent has learnt for {run.step:,} of {steps:,} steps", highlight=False)
     return 0
 
 

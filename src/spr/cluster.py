@@ -15,7 +15,7 @@ from spr import runs
 from spr.display import StopRequest
 from spr.errors import UserError
 from spr.plan import Job, Settings
-from spr.sweep import Command, Engine, Event, log_of
+from spr.sweep import Command, Engine, Event
 
 _LOOK = 0.5  # seconds between two looks at the tasks
 _RETRIES = 5  # after a lost worker or node
@@ -42,7 +42,7 @@ def on_ray(together: int, address: str | None) -> Engine:
         try:
             for job in jobs:
                 folders = [str(settings.folder(job, seed).absolute()) for seed in job.seeds]
-                log = str(log_of(settings.out, job).absolute())
+                log = str(settings.log(job).absolute())
                 running[task.remote(job, settings.command(job), log, folders)] = job
                 yield Event(job, "running")
             while running and not stop.check():

@@ -41,7 +41,7 @@ class AugmentConfig:
     """Image augmentation of sampled observations; acting and evaluation never see it."""
 
     shift: int = _value(4, 0, SIDE - 1, "Largest shift in pixels along each axis; 0 turns shifting off.")
-    crop: int = _value(SIDE, 1, SIDE, "Side of a random crop taken before the shift, whose edges are then replicated.")
+    crop: int = _value(SIDE, 1, SIDE, "Side of a random crop taken first; padding it by the shift fills a frame again.")
     intensity: float = _value(0.05, 0, 0.5, "Brightness factor: 1 + intensity * clamp(normal, -2, 2); 0 turns it off.")
     rl: bool = _flag(True, "Whether the RL loss sees augmented observations too, or only the representation loss.")
 
@@ -137,7 +137,7 @@ class Config:
         """Refuse impossible values once, here, so that nothing further down has to check."""
         for entry in fields():
             _check_range(entry, self.value(entry.name))
-        self._check_learner()
+        self._check_parts()
         if self.network.v_min >= self.network.v_max:
             raise UserError("network.v_min must be smaller than network.v_max")
         if self.schedule.steps <= self.schedule.random_steps:
@@ -149,7 +149,7 @@ class Config:
         if min(self.schedule.random_steps, self.replay.capacity) < need:
             raise UserError(f"schedule.random_steps and replay.capacity must be at least {need} to fill a first batch")
 
-    def _check_learner(self) -> None:
+    def _check_parts(self) -> None:
         learner = self.learner
         if learner.depth > 1 and learner.spr_weight > 0 and not learner.model:
             raise UserError("learner.depth above 1 needs a transition model: set learner.model=true, or a depth of 1")
@@ -157,6 +157,9 @@ class Config:
             raise UserError("learner.uniformity_weight needs a representation: set learner.spr_weight above 0")
         if not learner.stop_gradient and learner.tau > 0:
             raise UserError("learner.stop_gradient=false needs targets of the online encoder: set learner.tau=0")
+        if self.augment.crop + 2 * self.augment.shift < SIDE:
+            least = math.ceil((SIDE - self.augment.crop) / 2)
+            raise UserError(f"augment.crop={self.augment.crop} needs padding: set augment.shift to at least {least}")
         if not self.augment.rl and learner.spr_weight > 0 and self.transition:
             raise UserError("augment.rl=false is for losses between views of one state: set learner.depth=0")
 
@@ -209,6 +212,14 @@ class Config:
     def to_dict(self) -> dict[str, dict[str, int | float | bool | str]]:
         """Return nested plain values, as they stand in config.json."""
         return dataclasses.asdict(self)
+
+    def difference(self, other: "Config") -> str | None:
+        """Name the first field in which another configuration differs, and both values; None if there is none."""
+        for entry in fields():
+            mine, theirs = self.value(entry.name), other.value(entry.name)
+            if mine != theirs:
+                return f"{entry.name} {theirs}, not {mine}"
+        return None
 
     def override(self, changes: Mapping[str, Any]) -> "Config":
         """Return a copy with dotted fields replaced; unknown names and wrong types are refused by name."""

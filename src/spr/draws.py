@@ -84,7 +84,8 @@ class Dice:
             [batch, 2 * batch, 2 * batch + 2 * looks, 2 * batch + (4 if self._cropped else 2) * looks], 1
         )
         reach, room = config.augment.shift, SIDE - config.augment.crop
-        shift = _whole(shift, 2 * reach + 1).int().view(agents, batch, len(views), 2) - reach
+        # A crop is padded by the largest shift on every side, and cut to a whole frame at any place inside.
+        shift = _whole(shift, 2 * reach - room + 1).int().view(agents, batch, len(views), 2) - reach
         corner = _whole(corner, room + 1).int().view(agents, batch, len(views), -1)
         jitter = (jitter.clamp(-2, 2) * config.augment.intensity).view(agents, batch, len(views))
         side = torch.full((agents, batch, len(views)), config.augment.crop, device=self.device, dtype=torch.int32)

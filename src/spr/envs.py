@@ -5,20 +5,22 @@ episode for learning (a lost life or the game's end), `truncated` is the time li
 has begun, whose first frame is the one given. N environments step together.
 """
 
+import hashlib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
 import torch
 import torch.nn.functional as F
-from ale_py import roms
-from ale_py.vector_env import AtariVectorEnv
+from ale_py import ALEVectorInterface, roms
 from numpy.typing import NDArray
 
 from spr.config import SIDE
 from spr.errors import UserError, did_you_mean
-from spr.games import game_names
+from spr.games import game_names, published_rom
 
 Frames = NDArray[np.uint8]  # [N, 84, 84]
 Flags = NDArray[np.bool_]  # [N]
@@ -40,6 +42,7 @@ class Envs(Protocol):
     actions: int
     protocol: dict[str, Any]
     repeats: bool  # whether the same seed and actions give the same game again
+    notice: str  # what a person should know before playing it; empty where there is nothing
 
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start a game in each environment from its own seed."""
@@ -77,10 +80,43 @@ def make(game: str, count: int, threads: int = 0) -> Envs:
 def rom_problem(game: str) -> str | None:
     """Return what is wrong with the ROM of an Atari game, or None if it is there and sound."""
     try:
-        return None if roms.get_rom_path(game) else "ale-py does not know it"
+        rom_path(game)
+    except UserError as problem:
+        return str(problem)
+    return None
+
+
+def rom_path(game: str) -> Path:
+    """Return the file of an Atari game's ROM: ale-py's own, or what lies in $ALE_ROMS_DIR.
+
+    That folder may also hold the ROMs of atari-py, which published scores were made with; no others are taken.
+    """
+    given = os.environ.get("ALE_ROMS_DIR")
+    try:
+        if given and _is_published(game, file := Path(given) / f"{game}.bin"):
+            return file
+        if found := roms.get_rom_path(game):
+            return found
     except OSError as error:
         reason = " ".join(str(error).split())
-        return f"{reason}; reinstall ale-py 0.12.1, whose wheel carries the ROMs, and unset ALE_ROMS_DIR"
+        cure = "reinstall ale-py 0.12.1, whose wheel carries the ROMs, and unset ALE_ROMS_DIR"
+        raise UserError(f"the ROM of '{game}' can't be used: {reason}; {cure}") from error
+    raise UserError(f"the ROM of '{game}' can't be used: ale-py does not know it")
+
+
+def _is_published(game: str, file: Path) -> bool:
+    published = published_rom(game)
+    return published is not None and rom_checksum(file) == published.md5
+
+
+def rom_of(game: str) -> dict[str, str]:
+    """Return which ROM a game is played with here, as its protocol states it; nothing for games that have none."""
+    return {"rom": rom_checksum(rom_path(game))} if game in known_games()[1:] else {}
+
+
+def rom_checksum(file: Path) -> str:
+    """Return the MD5 of a ROM, by which emulators know them."""
+    return hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()
 
 
 def seeds_for(seed: int, purpose: str, count: int) -> list[int]:
@@ -94,8 +130,7 @@ class Atari:
 
     def __init__(self, game: str, count: int, threads: int = 0) -> None:
         """Load the ROM `count` times; a missing one is refused by name."""
-        if (problem := rom_problem(game)) is not None:
-            raise UserError(f"the ROM of '{game}' can't be used: {problem}")
+        rom = rom_path(game)
         settings: dict[str, Any] = {
             "max_num_frames_per_episode": 108_000,
             "repeat_action_probability": 0.0,
@@ -112,25 +147,38 @@ class Atari:
             "episodic_life": False,
             "life_loss_info": True,
         }
-        self._env = AtariVectorEnv(game, count, num_threads=threads, stack_num=1, autoreset_mode="SameStep", **settings)
-        self.actions = len(self._env.ale.get_action_set())
+        # Not by `AtariVectorEnv`, which is the same behind a check that knows ale-py's own ROMs only.
+        names = {"frameskip": "frame_skip", "max_num_frames_per_episode": "max_episode_steps"}
+        options = {names.get(name, name): value for name, value in settings.items()}
+        self._ale: Any = ALEVectorInterface(
+            rom, count, num_threads=threads, stack_num=1, autoreset_mode="SameStep", **options
+        )
+        self.actions = len(self._ale.get_action_set())
         self.repeats = True
-        self.protocol = {"name": "atari", "version": 1, "interpolation": "area", **settings}
+        stamp, published = rom_of(game), published_rom(game)
+        self.notice = ""
+        if published is not None and published.different and stamp["rom"] != published.md5:
+            self.notice = (
+                f"{game}: ale-py's ROM differs from the one that published scores were made with in its "
+                f"{published.different}, so scores can't be compared (docs/roms.md)"
+            )
+        self.protocol = {"name": "atari", "version": 1, "interpolation": "area", **settings, **stamp}
+        self._strength = np.ones(count, np.float32)  # of paddles; an action is pressed or not
         self._before = np.zeros(count, np.int32)  # frames of the games that are over
 
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start every game, after up to 30 random no-ops."""
-        frames, info = self._env.reset(seed=np.asarray(seeds))
+        frames, info = self._ale.reset(np.arange(len(seeds)), np.asarray(seeds))
         self._before = _frames_before(info)
         return np.ascontiguousarray(frames[:, 0])
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Let the emulator's threads repeat the actions for four frames."""
-        self._env.send(action)
+        self._ale.send(action, self._strength)
 
     def receive(self) -> Step:
         """Wait for all of them."""
-        frames, reward, terminal, truncated, info = self._env.recv()
+        frames, reward, terminal, truncated, info = self._ale.recv()
         # Lives do not tell a lost life from a new game: Amidar may show none at the beginning of one.
         before = _frames_before(info)
         game_over = before != self._before
@@ -141,7 +189,7 @@ class Atari:
 
     def close(self) -> None:
         """Stop the emulator's threads."""
-        self._env.close()
+        self._ale = None
 
 
 def _frames_before(info: dict[str, Any]) -> NDArray[np.int32]:
@@ -168,6 +216,7 @@ class Gymnasium:
             raise UserError(f"'{game}' observes {images}; images are needed: uint8, of shape {shapes}")
         self.actions = int(space.n)
         self.repeats = False  # some do, but nobody promises it
+        self.notice = _unlike_benchmark(game, self._envs[0])
         self.protocol = {"name": "gymnasium", "version": 1, "id": game, "resize": "area to 84x84 gray"}
         self._offset = int(space.start)
         self._action = np.zeros(count, np.int64)
@@ -196,6 +245,22 @@ class Gymnasium:
         """Close every environment."""
         for env in self._envs:
             env.close()
+
+
+def _unlike_benchmark(game: str, env: gymnasium.Env[Any, Any]) -> str:
+    """Say by which rules an Atari game of Gymnasium is played: they are not Atari 100k's, whatever its name is."""
+    spec = env.spec
+    if spec is None or not str(spec.entry_point).startswith("ale_py"):
+        return ""
+    rules = spec.kwargs
+    rom = str(rules["game"])
+    skipped, sticky = rules.get("frameskip", 4), float(rules.get("repeat_action_probability", 0.25))
+    frames = f"{skipped[0]} to {skipped[1] - 1} frames" if isinstance(skipped, tuple | list) else f"{skipped} frame(s)"
+    played = f"each action is held for {frames}" + (f" and repeated with probability {sticky:g}" if sticky else "")
+    return (
+        f"{game} is not played by the rules of Atari 100k: {played}, frames are not pooled, a lost life is no end. "
+        f"The game that is: spr train {rom}"
+    )
 
 
 def to_frame(image: NDArray[np.uint8]) -> Frames:
@@ -229,6 +294,7 @@ class Catch:
         """Set `count` tables."""
         self.actions = 3
         self.repeats = True
+        self.notice = ""
         self.protocol = {"name": "catch", "version": 1, "balls": self.BALLS}
         self._count = count
         self._random: list[np.random.Generator] = []

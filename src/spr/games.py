@@ -4,7 +4,7 @@ import csv
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,19 @@ def reference_scores(column: str) -> Mapping[str, float]:
 def game_names() -> tuple[str, ...]:
     """Return the 26 games, in the paper's order."""
     return tuple(reference_scores("random"))
+
+
+class PublishedRom(NamedTuple):
+    """The ROM of a game that published scores were made with: atari-py's, up to its version 0.2.9."""
+
+    md5: str
+    different: str  # what an agent meets otherwise in ale-py's ROM: "pictures", "game and pictures", or nothing
+
+
+def published_rom(game: str) -> PublishedRom | None:
+    """Return the ROM that published scores of a game were made with; None for a game outside the 26."""
+    rows = (row for row in reference_table("roms") if row["game"] == game)
+    return next((PublishedRom(row["atari_py"], row["different"]) for row in rows), None)
 
 
 def normalised(game: str, score: float, by: str = "human") -> float | None:

@@ -32,7 +32,7 @@ def project_distribution(atoms: Tensor, probabilities: Tensor, support: Tensor) 
 
     Written as a sum of triangular kernels: an atom shares its mass between its two neighbours by distance.
     """
-    spacing = support[1] - support[0]
+    spacing = (support[-1] - support[0]) / (len(support) - 1)  # neighbouring atoms are rounded, their ends are not
     clipped = atoms.clamp(support[0], support[-1])
     share = (1 - (clipped[:, None, :] - support[None, :, None]).abs() / spacing).clamp(0, 1)  # [B, Z, Z]
     return (share * probabilities[:, None, :]).sum(-1)

@@ -45,6 +45,8 @@ class Settings:
     precision: str
     changes: tuple[str, ...]  # FIELD=VALUE, as on the command line
     checkpoint_every: int
+    name: str | None = None  # of the folder that its runs share, if not their preset's
+    same_precision: bool = False  # whether finished runs count only if they were made with this precision
 
     def config(self, job: Job) -> Config:
         """Return the configuration of a job's runs."""
@@ -52,7 +54,17 @@ class Settings:
 
     def folder(self, job: Job, seed: int) -> Path:
         """Return where one of its runs lives."""
-        return runs.folder(self.out, job.preset, job.game, seed)
+        return runs.folder(self.out, self.name or job.preset, job.game, seed)
+
+    def wanted(self, job: Job, seed: int) -> dict[str, Any]:
+        """Return what one of its runs has to be, to count as that."""
+        precision = self.precision if self.same_precision else None
+        return runs.wanted(job.preset, job.game, seed, self.config(job), precision)
+
+    def log(self, job: Job) -> Path:
+        """Return where a job's command writes what it says."""
+        folder = runs.folder(self.out / runs.LOGS, self.name or job.preset, job.game, job.seeds[0])
+        return folder.with_name(f"seeds-{'-'.join(map(str, job.seeds))}.txt")
 
     def command(self, job: Job) -> list[str]:
         """Return the arguments of `spr` that train a job, or go on with it."""
@@ -60,7 +72,8 @@ class Settings:
         where = ["--out", str(self.out.absolute()), "--device", self.device.type, "--precision", self.precision]
         kept = ["--checkpoint-every", str(self.checkpoint_every), "--resume"]
         changed = [part for text in self.changes for part in ("--set", text)]
-        return ["train", job.game, "--preset", job.preset, "--seeds", *seeds, *where, *kept, *changed]
+        named = ["--name", self.name] if self.name else []
+        return ["train", job.game, "--preset", job.preset, *named, "--seeds", *seeds, *where, *kept, *changed]
 
 
 class Cost(NamedTuple):
@@ -83,6 +96,8 @@ def plan(
     Fleets that are trained on this machine are no larger than what fits its memory, `together` of them at a time; None
     means another machine.
     """
+    if settings.name is not None and len(presets) > 1:
+        raise UserError(f"--name is the folder of one method's runs, but there are {len(presets)}: sweep one at a time")
     for what, names in (("preset", presets), ("game", games), ("seed", seeds)):
         twice = next((name for name in names if list(names).count(name) > 1), None)
         if twice is not None:
@@ -118,12 +133,20 @@ def memory(config: Config, agents: int, device: torch.device) -> int:
 
 
 def unfinished(jobs: Iterable[Job], settings: Settings) -> list[Job]:
-    """Return what of the jobs has no result yet."""
+    """Return what of the jobs has no result yet; folders that hold runs with other settings are refused."""
     left = []
     for job in jobs:
-        seeds = tuple(seed for seed in job.seeds if not runs.finished(settings.folder(job, seed)))
+        seeds = tuple(seed for seed in job.seeds if not _finished(job, seed, settings))
         left += [Job(job.preset, job.game, seeds)] if seeds else []
     return left
+
+
+def _finished(job: Job, seed: int, settings: Settings) -> bool:
+    path, wanted = settings.folder(job, seed), settings.wanted(job, seed)
+    if runs.holds(path, "result.json", wanted):
+        return True
+    runs.holds(path, "config.json", wanted)  # what another run has begun is refused before anything is started
+    return False
 
 
 class Rates:

@@ -23,6 +23,15 @@ _NO_STOP: Changes = {"learner.stop_gradient": False, "learner.tau": 0.0}
 _SPR_NOAUG: Changes = _NO_AUGMENTATION | {"network.dropout": 0.5, "learner.tau": 0.99}
 _CONTRASTIVE: Changes = {"learner.representation": "contrastive"}
 
+
+def _ahead(depth: int) -> Changes:
+    """Predict so many steps, which together weigh as much as the five of `spr`: a mean, as in the authors' code.
+
+    Else "deeper is better" would partly mean "more weight is better".
+    """
+    return {"learner.depth": depth, "learner.spr_weight": 10 / max(depth, 1)}
+
+
 _DER: Changes = (
     _NO_SPR
     | _NO_AUGMENTATION
@@ -92,10 +101,8 @@ _METHODS: Mapping[str, Preset] = {
         _CURL,
         {game: {"learner.spr_weight": 0.01} for game in ("pong", "boxing", "private_eye", "freeway")},
     ),
-    "spr_1step": Preset("SPR that predicts a single step ahead", {"learner.depth": 1}),
-    "spr_nontemporal": Preset(
-        "SPR between two views of the same state, without a transition model", {"learner.depth": 0}
-    ),
+    "spr_1step": Preset("SPR that predicts a single step ahead", _ahead(1)),
+    "spr_nontemporal": Preset("SPR between two views of the same state, without a transition model", _ahead(0)),
     "spr_quadratic": Preset("SPR with squared distances instead of cosines", {"learner.representation": "quadratic"}),
     "spr_noprojection": Preset(
         "SPR on the latents themselves: no projection, no predictor", {"network.projection": "none"}
@@ -103,20 +110,18 @@ _METHODS: Mapping[str, Preset] = {
     "spr_nostopgrad": Preset("SPR whose gradients flow into the targets", _NO_STOP),
     "spr_nostopgrad_noaug": Preset("the same without augmentation", _SPR_NOAUG | _NO_STOP),
     "contrastive_nontemporal": Preset(
-        "InfoNCE between two views of the same state, instead of SPR", _CONTRASTIVE | {"learner.depth": 0}
+        "InfoNCE between two views of the same state, instead of SPR", _CONTRASTIVE | _ahead(0)
     ),
     "contrastive_1step": Preset(
         "InfoNCE with the next state, without a transition model",
-        _CONTRASTIVE | {"learner.depth": 1, "learner.model": False},
+        _CONTRASTIVE | _ahead(1) | {"learner.model": False},
     ),
     "contrastive_5step": Preset("InfoNCE on the transition model's five predictions", _CONTRASTIVE),
     "spr_uniformity": Preset(
-        "SPR with a loss that spreads projections over the sphere", {"learner.uniformity_weight": 2.0}
+        "SPR with a loss that spreads projections over the sphere", {"learner.uniformity_weight": 5.0}
     ),
 }
-_DEPTH_FIGURE = {
-    f"spr_k{k}": Preset(f"depth figure: SPR that predicts {k} ahead", {"learner.depth": k}) for k in _DEPTHS
-}
+_DEPTH_FIGURE = {f"spr_k{k}": Preset(f"depth figure: SPR that predicts {k} ahead", _ahead(k)) for k in _DEPTHS}
 _WITH_AND_WITHOUT: tuple[tuple[str, str, Changes], ...] = (
     ("", "", {}),
     ("_noaug", ", without augmentation", _SPR_NOAUG),

@@ -1,14 +1,16 @@
 """Owns a run's folder: configuration, metrics, weights and result, each file replaced whole or not at all.
 
-A run lives in OUT/PRESET/GAME/seed-N. Only `metrics.jsonl` grows, line by line.
+A run lives in OUT/NAME/GAME/seed-N, where the name is the preset's, or one given to a variant of it. Only
+`metrics.jsonl` grows, line by line.
 """
 
 import fcntl
 import json
 import math
 import os
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from spr import __version__
 from spr.config import STACK, Config, from_dict
+from spr.envs import rom_of
 from spr.errors import UserError
 from spr.games import game_names, normalised
 from spr.networks import Networks, outputs_per_action
@@ -27,6 +30,7 @@ from spr.networks import Networks, outputs_per_action
 _KNOWN = ("config.json", "metrics.jsonl", "times.jsonl", "agent.safetensors", "result.json", "fault.json", "fault.spr")
 _LARGEST_DESCRIPTION = 2**22  # bytes
 _MOST_ACTIONS = 4096
+LOGS = "logs"  # where a sweep's commands write what they say
 _FILES = {"config.json": "it is not a run's folder", "agent.safetensors": "its agent was not saved"}
 
 
@@ -39,11 +43,19 @@ class Run(NamedTuple):
     seed: int
     config: Config
     environment: dict[str, Any]  # how its games are played, as the environment states it
+    precision: str | None = None  # of its products while learning; None where a file does not say
+    step: int | None = None  # after which its agent was saved; None where a file does not say
 
 
-def folder(out: Path, preset: str, game: str, seed: int) -> Path:
+def check_name(name: str | None) -> None:
+    """Refuse a variant's name that is no plain name of a folder."""
+    if name is not None and (not re.fullmatch(r"[\w][\w.+=-]*", name) or name == LOGS):
+        raise UserError(f"--name is a folder's: letters, digits and . _ - + = only, and not '{LOGS}'; not '{name}'")
+
+
+def folder(out: Path, name: str, game: str, seed: int) -> Path:
     """Return where a run lives; a Gymnasium id's slashes and colons do not make folders."""
-    return out / preset / game.replace("/", "_").replace(":", "_") / f"seed-{seed}"
+    return out / name / game.replace("/", "_").replace(":", "_") / f"seed-{seed}"
 
 
 def protocol(run: Run) -> dict[str, Any]:
@@ -138,6 +150,46 @@ def finished(path: Path) -> bool:
     return (path / "result.json").is_file()
 
 
+def wanted(preset: str, game: str, seed: int, config: Config, precision: str | None = None) -> dict[str, Any]:
+    """Return what a run in a folder has to be, to count as the one that is asked for; None is any precision."""
+    same = {} if precision is None else {"precision": precision}
+    rules = rom_of(game)
+    played = {"environment": rules, "protocol": rules}  # as they stand in config.json and in result.json
+    return {"preset": preset, "game": game, "seed": seed, "config": config, **played} | same
+
+
+def holds(path: Path, name: str, wanted: Mapping[str, Any]) -> bool:
+    """Say whether a run's folder has this file; a run made with other settings is refused by what differs.
+
+    Compared is what both sides name: a file of an earlier version says less, and its unknown values are the defaults.
+    """
+    try:
+        data = json.loads(_said(path / name))
+        made = data | {"config": from_dict(data["config"])}
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+        raise UserError(f"{path / name} can't be read: {' '.join(str(error).split())}") from error
+    for what in [key for key in wanted if key in made]:
+        if (differs := _difference(what, wanted[what], made[what])) is not None:
+            kind = "a finished" if name == "result.json" else "an unfinished"
+            raise UserError(
+                f"{path} holds {kind} run with {differs}: give this variant a --name of its own, choose another --out, "
+                "or replace the run by 'spr train --overwrite'"
+            )
+    return True
+
+
+def _difference(what: str, mine: Any, theirs: Any) -> str | None:
+    """Name what is different in a run, and both values; None if nothing is. Of groups, what both have is compared."""
+    if isinstance(mine, Config):
+        return mine.difference(theirs)
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        pairs = ((key, mine[key], theirs[key]) for key in mine if key in theirs)
+        return next(filter(None, (_difference(f"{what} {key}", *pair) for key, *pair in pairs)), None)
+    return None if mine == theirs else f"{what} {theirs}, not {mine}"
+
+
 def result(path: Path) -> dict[str, Any] | None:
     """Return what a finished run has written of itself, or None where nothing can be read; `spr report` says why."""
     try:
@@ -189,18 +241,10 @@ def save_fault(run: Run, step: int) -> str:
 
 
 def begun(run: Run) -> bool:
-    """Say whether a run's folder holds this very run; one with another configuration is refused."""
-    try:
-        data = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError) as error:
-        raise UserError(f"{run.path / 'config.json'} can't be read: {' '.join(str(error).split())}") from error
-    mine = json.loads(json.dumps(_description(run)))
-    for name in ("preset", "game", "seed", "environment", "config"):
-        if not isinstance(data, dict) or data.get(name) != mine[name]:
-            raise UserError(f"{run.path} holds a run with another {name}: --resume goes on with the same settings only")
-    return True
+    """Say whether a run's folder holds this very run; one made with other settings is refused by what differs."""
+    mine = json.loads(json.dumps(_description(run))) | {"config": run.config}
+    mine.pop("version")
+    return holds(run.path, "config.json", mine)
 
 
 def rewind(run: Run, step: int) -> None:
@@ -248,6 +292,7 @@ def _description(run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "version": __version__,
         "environment": run.environment,
+        **({} if run.precision is None else {"precision": run.precision}),
         "config": run.config.to_dict(),
     }
 
@@ -263,10 +308,11 @@ def _append(path: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def save_agent(run: Run, params: dict[str, Tensor]) -> None:
-    """Store one agent's weights."""
+def save_agent(run: Run, params: dict[str, Tensor], step: int) -> None:
+    """Store one agent's weights, and the step after which they are these."""
     plain = {name: p.detach().float().contiguous().cpu() for name, p in params.items()}
-    _replace(run.path / "agent.safetensors", save(plain))
+    # One entry only: the library writes several in any order, and equal runs have equal files.
+    _replace(run.path / "agent.safetensors", save(plain, {"step": str(step)}))
 
 
 def save_result(run: Run, episodes: Sequence[float], measured: dict[str, Any]) -> dict[str, Any]:
@@ -304,10 +350,17 @@ def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
     try:
         file = path / "agent.safetensors" if path.is_dir() else path
         with safe_open(file, "pt") as agent:
-            said = _said(path / "config.json") if path.is_dir() else (agent.metadata() or {}).get("spr", "")
-            data = json.loads(said)
+            about = agent.metadata() or {}
+            data = about | json.loads(_said(path / "config.json") if path.is_dir() else about.get("spr", ""))
             run = Run(
-                path, data["preset"], data["game"], int(data["seed"]), from_dict(data["config"]), data["environment"]
+                path,
+                data["preset"],
+                data["game"],
+                int(data["seed"]),
+                from_dict(data["config"]),
+                data["environment"],
+                data.get("precision"),
+                int(data["step"]) if "step" in data else None,
             )
             _check_weights(agent, run.config, file.stat().st_size)
             weights = {name: agent.get_tensor(name) for name in agent.keys()}  # noqa: SIM118 - it is no mapping
@@ -348,6 +401,8 @@ def export(path: Path, target: Path) -> None:
     if target.exists():
         raise UserError(f"{target} is there already: choose another name")
     told = _description(run)
+    if run.step is not None:
+        told["step"] = run.step
     if finished(path):
         result = json.loads(_said(path / "result.json"))
         told |= {name: result[name] for name in ("score", "human_normalised", "episodes", "protocol", "precision")}

@@ -42,10 +42,22 @@ class Order:
     precision: str
     out: Path
     checkpoint_every: int
+    name: str | None = None  # of the folder that its runs share, if not their preset's
+    same_precision: bool = False  # whether finished runs count only if they were made with this precision
 
     def folder(self, seed: int) -> Path:
         """Return where the run of a seed lives."""
-        return runs.folder(self.out, self.preset, self.game, seed)
+        return runs.folder(self.out, self.name or self.preset, self.game, seed)
+
+    def run(self, seed: int, environment: dict[str, Any]) -> Run:
+        """Return the run of a seed."""
+        return Run(self.folder(seed), self.preset, self.game, seed, self.config, environment, self.precision)
+
+    def finished(self, seed: int) -> bool:
+        """Say whether the run of a seed has its result; one made with other settings is refused by what differs."""
+        precision = self.precision if self.same_precision else None
+        wanted = runs.wanted(self.preset, self.game, seed, self.config, precision)
+        return runs.holds(self.folder(seed), "result.json", wanted)
 
 
 def carry_out(order: Order, console: Console, resume: bool, overwrite: bool) -> int:
@@ -56,7 +68,7 @@ def carry_out(order: Order, console: Console, resume: bool, overwrite: bool) -> 
         runs.refuse_taken(paths, overwrite)
     with runs.locked(paths):
         results: list[dict[str, Any]] = []
-        done = [seed for seed in order.seeds if resume and runs.finished(order.folder(seed))]
+        done = [seed for seed in order.seeds if resume and order.finished(seed)]
         if done:
             console.print(f"finished already, skipped: {_seeds(done)}", highlight=False)
         broken = [seed for seed in order.seeds if resume and runs.failed(order.folder(seed))]
@@ -88,7 +100,7 @@ def _train_and_judge(order: Order, seeds: Sequence[int], console: Console, resum
     """Bring one fleet to its results; None if somebody asked to stop."""
     envs = make(order.game, len(seeds))
     try:
-        mine = [Run(order.folder(s), order.preset, order.game, s, order.config, envs.protocol) for s in seeds]
+        mine = [order.run(seed, envs.protocol) for seed in seeds]
         fleet = assemble(order.config, envs, seeds, order.device, product_dtype(order.precision))
         training = Training(fleet)
         known_runs = [run for run in mine if resume and runs.begun(run)]
@@ -100,6 +112,8 @@ def _train_and_judge(order: Order, seeds: Sequence[int], console: Console, resum
             f"{order.preset} on {order.game}, {_seeds(seeds)}, {device_name(order.device)}, {order.precision}",
             highlight=False,
         )
+        if envs.notice:
+            console.print(envs.notice, highlight=False, soft_wrap=True)
         before = 0.0
         if saved:
             _restore(console, training, mine, saved)
@@ -107,7 +121,7 @@ def _train_and_judge(order: Order, seeds: Sequence[int], console: Console, resum
         finished, seconds = _learn(console, training, mine, order.checkpoint_every, before)
         healthy = [i for i in range(len(mine)) if i not in training.faults]
         for i in healthy:
-            runs.save_agent(mine[i], {name: p[i] for name, p in fleet.state.params.items()})
+            runs.save_agent(mine[i], {name: p[i] for name, p in fleet.state.params.items()}, training.step)
     finally:
         envs.close()
     if not finished:

@@ -71,7 +71,7 @@ def local(together: int) -> Engine:
             while running or (waiting and not stop.check()):
                 while waiting and len(running) < together and not stop.check():
                     job = waiting.pop(0)
-                    running[job] = Command(settings.command(job), log_of(settings.out, job), threads)
+                    running[job] = Command(settings.command(job), settings.log(job), threads)
                     yield Event(job, "running")
                 if stop.check() and not asked:
                     asked = True
@@ -86,12 +86,6 @@ def local(together: int) -> Engine:
                 command.kill()
 
     return engine
-
-
-def log_of(out: Path, job: Job) -> Path:
-    """Return where a job's command writes what it says."""
-    folder = runs.folder(out / "logs", job.preset, job.game, job.seeds[0])
-    return folder.with_name(f"seeds-{'-'.join(map(str, job.seeds))}.txt")
 
 
 class Command:
