@@ -17,7 +17,9 @@ def whole(function):
     return torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")
 
 
-@pytest.mark.parametrize("preset", ["spr", "spr_noaug", "curl", "otrainbow", "spr_nostopgrad", "contrastive_1step"])
+@pytest.mark.parametrize(
+    "preset", ["spr", "spr_authors", "spr_noaug", "curl", "otrainbow", "spr_nostopgrad", "contrastive_1step"]
+)
 def test_an_update_and_a_turn_are_whole_graphs(preset, monkeypatch):
     def as_on_a_gpu(x, weight, stride=1, padding=0):
         return networks.shift_and_add(x, weight, stride, padding)

@@ -30,6 +30,7 @@ PAPER = {
     "replay.batch": 32,
     "replay.n_step": 10,
     "replay.gamma": 0.99,
+    "replay.ends": "all",
     "replay.exponent": 0.5,
     "replay.beta_start": 0.4,
     "replay.beta_end": 1,
@@ -75,6 +76,7 @@ def ahead(depth):
 # Section 7 of the specification, row by row.
 DIFFERENCES = {
     "spr": {},
+    "spr_authors": {"replay.ends": "first"},
     "spr_noaug": NOAUG,
     "rainbow": NO_SPR,
     "rainbow_noaug": NO_SPR | NO_AUGMENTATION,

@@ -6,9 +6,9 @@ import pytest
 from ale_py import ALEInterface, ALEVectorInterface, roms
 
 from spr import envs as envs_module
-from spr.envs import Atari, Catch, make, rom_problem, seeds_for, to_frame
+from spr.envs import Atari, Catch, make, rom_checksum, rom_of, rom_problem, seeds_for, to_frame
 from spr.errors import UserError
-from spr.games import game_names
+from spr.games import PublishedRom, game_names, reference_table, unlike_published
 
 
 def step(envs, action):
@@ -170,6 +170,39 @@ def test_a_missing_rom_is_refused(monkeypatch, tmp_path):
     assert rom_problem("pong") is not None
     with pytest.raises(UserError, match="ROM of 'pong' can't be used"):
         make("pong", 1)
+
+
+def test_the_list_of_roms_is_ale_pys_and_says_where_published_ones_differ():
+    rows = {row["game"]: row for row in reference_table("roms")}
+    assert list(rows) == list(game_names())
+    assert {game: rom_of(game)["rom"] for game in rows} == {game: row["ale_py"] for game, row in rows.items()}
+    assert rom_of("catch") == rom_of("Painter-v0") == {}
+    for game, row in rows.items():
+        assert not row["different"] or row["ale_py"] != row["atari_py"], game
+    assert unlike_published("bank_heist", rows["bank_heist"]["ale_py"]) == "pictures"
+    assert unlike_published("bank_heist", None) == "pictures"
+    assert unlike_published("bank_heist", rows["bank_heist"]["atari_py"]) == ""
+    assert unlike_published("pong", rows["pong"]["ale_py"]) == unlike_published("tennis", "any") == ""
+
+
+def test_a_rom_of_published_scores_is_taken_from_a_folder_and_no_other(monkeypatch, tmp_path):
+    ours = roms.get_rom_path("bank_heist").read_bytes()
+    (tmp_path / "bank_heist.bin").write_bytes(ours[:-1] + bytes([ours[-1] ^ 1]))
+    monkeypatch.setenv("ALE_ROMS_DIR", str(tmp_path))
+    with pytest.raises(UserError, match="ROM of 'bank_heist' can't be used: The hash"):
+        make("bank_heist", 1)
+    found = rom_checksum(tmp_path / "bank_heist.bin")  # stands for the published one, which can't be shipped
+    for module in ("spr.envs", "spr.games"):
+        monkeypatch.setattr(f"{module}.published_rom", lambda _: PublishedRom(found, "pictures"))
+    envs = make("bank_heist", 1)
+    assert envs.protocol["rom"] == found
+    assert envs.notice == ""
+    envs.close()
+    monkeypatch.delenv("ALE_ROMS_DIR")
+    envs = make("bank_heist", 1)
+    assert "ROM differs from the one that published scores were made with in its pictures" in envs.notice
+    assert envs.protocol["rom"] != found
+    envs.close()
 
 
 def test_unknown_games_are_refused_with_a_hint():

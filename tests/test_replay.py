@@ -1,8 +1,5 @@
 """The replay against a slow oracle that keeps every step in Python lists; frames carry their own step number."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -224,32 +221,31 @@ def test_memory_is_what_is_announced():
     assert memory_needed(config, 3) <= taken < 1.01 * memory_needed(config, 3)
 
 
-def test_the_first_codes_target_is_what_its_script_says():
-    """README compares with it: values of the last state before an end, cut only by an end at the first step."""
-    path = Path(__file__).parent.parent / "docs" / "first_target.py"
-    spec = importlib.util.spec_from_file_location("first_target", path)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    config = Config().override({"schedule.steps": 3000})
-    replay = Replay(config, 1, torch.device("cpu"))
+@pytest.mark.parametrize(("n_step", "depth"), [(10, 5), (3, 5), (4, 0)])
+def test_with_the_authors_ends_only_the_first_step_cuts_and_the_last_state_before_a_near_end_is_valued(n_step, depth):
+    """Their released code, by a slow loop over every drawn sequence; rewards and predictions are as they should be."""
+    config = small_config(capacity=600, n_step=n_step, depth=depth)
     random = np.random.default_rng(0)
-    for i in range(400):
-        frame = torch.full((1, 84, 84), i % 251, dtype=torch.uint8)
-        replay.keep(frame)
-        replay.append(torch.tensor([i == 0 or random.random() < 0.12]), torch.zeros(1, dtype=torch.int64))
-        replay.settle(torch.zeros(1), torch.zeros(1, dtype=torch.bool))
-    uniform = torch.rand(1, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    batch = script.with_first_target(Replay.sample)(replay, uniform, torch.tensor(0.4))
-    plain, first = replay.sample(uniform, torch.tensor(0.4)), replay.first[0].tolist()
-    lengths = set()
-    for i, start in enumerate(batch.start[0].tolist()):
-        end = next((k for k in range(10) if first[start + k + 1]), None)
-        state = start + (end if end is not None and end <= 5 else 10)
-        begin = max((j for j in range(max(state - 3, 0), state + 1) if first[j]), default=state - 3)
-        stack = [j % 251 if j >= begin else 0 for j in range(state - 3, state + 1)]
-        assert (batch.frames[0, i, 10:, 0, 0] * batch.visible[0, i, -1]).tolist() == stack
-        assert batch.discount[0, i].item() == pytest.approx(0.0 if end == 0 else 0.99**10)
-        lengths.add(end)
-    assert {None, 0, 3, 8} < lengths  # the histories held every case
-    assert torch.equal(batch.frames[:, :, :10], plain.frames[:, :, :10])
-    assert torch.equal(batch.returns, plain.returns)
+    ends = [int(random.random() < 0.12) for _ in range(400)]
+    actions, rewards = random.integers(0, 9, 400).tolist(), random.integers(-1, 2, 400).astype(float).tolist()
+    right, authors = (fill(config.override({"replay.ends": way}), ends, actions, rewards) for way in ("all", "first"))
+    oracle = Oracle(config, ends, actions, rewards)
+    uniform = torch.from_numpy(random.random((1, 300)))
+    plain, batch = (replay.sample(uniform, torch.tensor(0.4)) for replay in (right, authors))
+    for same in ("start", "actions", "returns", "mask", "weight"):
+        assert torch.equal(getattr(plain, same), getattr(batch, same)), same
+    views = len(config.views)
+    none = torch.zeros(1, 300, views, dtype=torch.int64)
+    looks = Looks(none[..., None].expand(-1, -1, -1, 2), none[..., None][..., :0], none + 84, none + 1.0)
+    pixels = observations(batch.frames, authors.offsets, batch.visible, looks, largest_shift=0)
+    pixels = (pixels[0, :, :, :, 40, 40] * 255).round().int()  # [O, B, 4]
+    found = set()
+    for row, t in enumerate(batch.start[0].tolist()):
+        end = next((k for k in range(n_step) if ends[t + k] == TERMINAL), None)
+        state = t + (end if end is not None and end <= depth else n_step)
+        assert pixels[-1, row].tolist() == [value % 256 for value in oracle.stack(state)]
+        assert batch.discount[0, row].item() == pytest.approx(0.0 if end == 0 else GAMMA**n_step)
+        for o in range(views - 1):
+            assert pixels[o, row].tolist() == [value % 256 for value in oracle.stack(t + config.views[o][0])]
+        found.add(end)
+    assert found == {None, *range(n_step)}  # the history held every case

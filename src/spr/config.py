@@ -19,6 +19,7 @@ ENCODERS: Mapping[str, tuple[tuple[int, int, int], ...]] = {
 }
 PROJECTIONS = ("head", "mlp", "none")
 VALUES = ("categorical", "huber")
+ENDS = ("all", "first")
 
 
 def _value(default: float, low: float, high: float, meaning: str) -> Any:
@@ -74,6 +75,11 @@ class ReplayConfig:
     batch: int = _value(32, 2, 65_536, "Sequences in a batch.")
     n_step: int = _value(10, 1, 1_000, "Length of the multi-step return.")
     gamma: float = _value(0.99, 0, 1, "Discount per step.")
+    ends: str = _choice(
+        "all",
+        lambda: ENDS,
+        "Which ends within n steps cut the bootstrap: all, or only that of the first one (released code).",
+    )
     exponent: float = _value(0.5, 0, 10, "Exponent that turns the KL divergence of a transition into its priority.")
     beta_start: float = _value(0.4, 0, 1, "Importance-correction exponent when learning starts.")
     beta_end: float = _value(1.0, 0, 1, "Importance-correction exponent at the last step.")

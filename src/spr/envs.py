@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from spr.config import SIDE
 from spr.errors import UserError, did_you_mean
-from spr.games import game_names, published_rom
+from spr.games import game_names, published_rom, unlike_published
 
 Frames = NDArray[np.uint8]  # [N, 84, 84]
 Flags = NDArray[np.bool_]  # [N]
@@ -155,12 +155,12 @@ class Atari:
         )
         self.actions = len(self._ale.get_action_set())
         self.repeats = True
-        stamp, published = rom_of(game), published_rom(game)
+        stamp = rom_of(game)
         self.notice = ""
-        if published is not None and published.different and stamp["rom"] != published.md5:
+        if unlike := unlike_published(game, stamp["rom"]):
             self.notice = (
-                f"{game}: ale-py's ROM differs from the one that published scores were made with in its "
-                f"{published.different}, so scores can't be compared (docs/roms.md)"
+                f"{game}: ale-py's ROM differs from the one that published scores were made with in its {unlike}, so "
+                "scores can't be compared (docs/roms.md)"
             )
         self.protocol = {"name": "atari", "version": 1, "interpolation": "area", **settings, **stamp}
         self._strength = np.ones(count, np.float32)  # of paddles; an action is pressed or not

@@ -42,6 +42,12 @@ class PublishedRom(NamedTuple):
     different: str  # what an agent meets otherwise in ale-py's ROM: "pictures", "game and pictures", or nothing
 
 
+def unlike_published(game: str, rom: str | None) -> str:
+    """Say in what a game with this ROM (its MD5; None: ale-py's) differs from published runs; nothing: in nothing."""
+    published = published_rom(game)
+    return "" if published is None or rom == published.md5 else published.different
+
+
 def published_rom(game: str) -> PublishedRom | None:
     """Return the ROM that published scores of a game were made with; None for a game outside the 26."""
     rows = (row for row in reference_table("roms") if row["game"] == game)

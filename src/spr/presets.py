@@ -21,6 +21,7 @@ _NO_AUGMENTATION: Changes = {"augment.shift": 0, "augment.intensity": 0.0}
 _NO_SPR: Changes = {"learner.spr_weight": 0.0, "learner.depth": 0}
 _NO_STOP: Changes = {"learner.stop_gradient": False, "learner.tau": 0.0}
 _SPR_NOAUG: Changes = _NO_AUGMENTATION | {"network.dropout": 0.5, "learner.tau": 0.99}
+_AUTHORS: Changes = {"replay.ends": "first"}
 _CONTRASTIVE: Changes = {"learner.representation": "contrastive"}
 
 
@@ -86,6 +87,7 @@ _TAUS = (0.999, 0.9976, 0.9944, 0.9867, 0.9684, 0.925, 0.8222, 0.5783, 0.0)
 
 _METHODS: Mapping[str, Preset] = {
     "spr": Preset("SPR with augmentation, the paper's main method", {}),
+    "spr_authors": Preset("SPR as the authors' released code has it: hardly any end cuts the target", _AUTHORS),
     "spr_noaug": Preset("SPR without augmentation: dropout and an averaged target encoder instead", _SPR_NOAUG),
     "rainbow": Preset("the controlled Rainbow baseline with augmentation, no SPR loss", _NO_SPR),
     "rainbow_noaug": Preset("the controlled Rainbow baseline without augmentation", _NO_SPR | _NO_AUGMENTATION),

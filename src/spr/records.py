@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from spr.config import Config, fields, from_dict
 from spr.errors import UserError
-from spr.games import game_names, normalised
+from spr.games import game_names, normalised, published_rom, unlike_published
 from spr.presets import PRESETS, preset_config
 
 _LARGEST = 2**24  # bytes of a file that is read; real ones have a few thousand
@@ -173,11 +173,15 @@ def _protocols(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
             and record.rules.get("name") in ("atari-100k", "atari")
             and all(config.value(name) == usual.value(name) for name in _JUDGED)
         )
-        free = ("name", "evaluation_epsilon") if benchmark else ()
+        # Every game has a ROM of its own; what matters is whether it is another one than ale-py's.
+        free = ("name", "evaluation_epsilon", "rom") if benchmark else ()
         own = {name: value for name, value in record.rules.items() if name not in free}
-        key = json.dumps([benchmark, own], sort_keys=True)
+        other_rom = benchmark and _other_rom(record)
+        key = json.dumps([benchmark, other_rom, own], sort_keys=True)
         if key not in rules:
             rules[key] = _protocol_name(record, benchmark, set(rules.values()))
+        if benchmark and (unlike := unlike_published(record.game, record.rules.get("rom"))):
+            notes[f"{record.game}: ale-py's ROM differs from that of published scores in its {unlike}"] = None
         if benchmark and config.evaluation != Config().evaluation:
             epsilon = config.evaluation.epsilon
             notes[f"{record.method} is evaluated with epsilon {epsilon}, as that method prescribes"] = None
@@ -187,11 +191,18 @@ def _protocols(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
     return named, list(notes)
 
 
+def _other_rom(record: Record) -> bool:
+    """Say whether a game was played with a ROM that differs from ale-py's in more than its bytes."""
+    published = published_rom(record.game)
+    return published is not None and bool(published.different) and record.rules.get("rom") == published.md5
+
+
 def _protocol_name(record: Record, benchmark: bool, taken: set[str]) -> str:
     rules = record.rules
     steps, games, epsilon = (record.config.value(name) for name in _JUDGED)
     name = f"{rules.get('name', 'unknown')}, {steps:,} steps, {games} games, epsilon {epsilon}"
-    name = BENCHMARK if benchmark else name
+    if benchmark:
+        name = f"{BENCHMARK}, ROMs of published scores" if _other_rom(record) else BENCHMARK
     versions = (f"{name}, variant {number}" for number in range(2, 1000))
     return name if name not in taken else next(other for other in versions if other not in taken)
 

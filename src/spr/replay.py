@@ -21,11 +21,11 @@ class Batch(NamedTuple):
     """Sequences drawn for one update; discount and mask carry termination, no loss sees an end."""
 
     start: Tensor  # [S, B] slot of s_t
-    frames: Tensor  # [S, B, L, 84, 84] uint8, from 3 before s_t to the horizon
+    frames: Tensor  # [S, B, L, 84, 84] uint8, from 3 before s_t to the horizon; the bootstrap's own may follow
     visible: Tensor  # [S, B, O, 4] 0 where a stacked frame is from before the observation's episode
     actions: Tensor  # [S, B, max(K, 1)] a_t ...
     returns: Tensor  # [S, B] n-step return
-    discount: Tensor  # [S, B] gamma^n, or 0 when the episode ended within n steps
+    discount: Tensor  # [S, B] gamma^n, or 0 when the episode ended within n steps (see `replay.ends`)
     mask: Tensor  # [S, B, T] 1 where no end lies between s_t and the target
     weight: Tensor  # [S, B] importance weight, at most 1
 
@@ -51,9 +51,14 @@ class Replay:
         self.priority = torch.zeros(agents, self.fanout**3, device=device)
 
         n_step = config.replay.n_step
-        # Observation o starts its stack at frame offsets[o] of the sequence.
-        self.offsets = torch.tensor([steps for steps, _ in config.views], device=device, dtype=torch.int32)
         self._window = torch.arange(1 - STACK, config.horizon + 1, device=device)
+        self._first_only = config.replay.ends == "first"
+        self._ends_seen = min(max(config.targets, default=0), n_step - 1)
+        # Observation o starts its stack at frame offsets[o] of the sequence.
+        steps = [steps for steps, _ in config.views]
+        if self._first_only:
+            steps[-1] = len(self._window)  # the bootstrap's own frames follow the sequence's
+        self.offsets = torch.tensor(steps, device=device, dtype=torch.int32)
         self._stack = torch.arange(STACK, device=device)
         self._ahead = torch.arange(config.horizon + 1, device=device)
         self._crossed = torch.arange(n_step, device=device)
@@ -135,6 +140,11 @@ class Replay:
         lived = torch.where(later, later.shape[-1], self._ahead[:-1]).amin(-1, keepdim=True)
         alive = (self._ahead <= lived).float()
         n = self._n_step
+        going = alive[..., n]
+        if self._first_only:
+            going = alive[..., 1]
+            valued = self._valued(index, lived)
+            slots, going_on = torch.cat([slots, valued], -1), torch.cat([going_on, ~self.first[agent, valued]], -1)
         rewards = self.rewards[agent, slots[..., STACK - 1 : STACK - 1 + n]]
         priority = self.priority[self._agent, index]
         weight = (1 / (priority + _WEIGHT_EPS)) ** beta
@@ -144,10 +154,20 @@ class Replay:
             visible=self._visible(going_on),
             actions=self.actions[agent, slots[..., STACK - 1 : STACK - 1 + self._depth]],
             returns=(rewards * alive[..., :n] * self._powers[:n]).sum(-1),
-            discount=alive[..., n] * self._powers[n],
+            discount=going * self._powers[n],
             mask=alive[..., self._targets],
             weight=weight / weight.amax(-1, keepdim=True),
         )
+
+    def _valued(self, index: Tensor, lived: Tensor) -> Tensor:
+        """Return the slots [S, B, 4] of the state that the authors' released code bootstraps from.
+
+        Its replay keeps only whether the first of the n steps was an end, so no later end cuts the target. An end among
+        the steps that are predicted is noticed elsewhere, and what follows it replaced by the last state before it; an
+        end after those is not noticed: the value is that of the next episode.
+        """
+        ahead = torch.where(lived <= self._ends_seen, lived, self._n_step)  # [S, B, 1]
+        return (index[..., None] + ahead + self._stack - (STACK - 1)) % self.capacity
 
     def drawable(self) -> bool:
         """Say whether every agent has a sequence to draw; it reads the device, so it is for once, not for each step."""
