@@ -210,9 +210,10 @@ def _protocol_name(record: Record, benchmark: bool, taken: set[str]) -> str:
 def _unlike(records: Sequence[Record]) -> list[str]:
     """Say where runs of one method were made by different versions or precisions: they are counted together."""
     notes = []
-    for method in dict.fromkeys(record.method for record in records):
+    for protocol, method in dict.fromkeys((record.protocol, record.method) for record in records):
+        together = [record for record in records if (record.protocol, record.method) == (protocol, method)]
         for what in ("precision", "version"):
-            found = sorted({record.about[what] for record in records if record.method == method})
+            found = sorted({record.about[what] for record in together})
             if len(found) > 1:
                 notes.append(f"{method}: runs of {what} {' and '.join(found)} are counted together")
     return notes
