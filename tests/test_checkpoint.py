@@ -423,6 +423,23 @@ def test_what_a_first_learning_step_compiles_is_announced_before_it_and_once(tmp
     assert said[1:] == [75]
 
 
+def test_an_agent_of_an_unfinished_run_says_so_wherever_it_is_evaluated(tmp_path, capsys):
+    order = arguments("catch", [0], tmp_path, 70)
+    assert main(order) == 0
+    folder, exported = runs.folder(tmp_path, "spr", "catch", 0), tmp_path / "agent.safetensors"
+    capsys.readouterr()
+    assert main(["evaluate", str(folder), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["trained_steps"], told["steps"]) == (70, 70)
+    run, weights = runs.load(folder)
+    runs.save_agent(run, weights, 65)
+    (folder / "result.json").unlink()
+    assert main(["export", str(folder), str(exported)]) == 0
+    for path in (folder, exported):
+        assert main(["evaluate", str(path)]) == 0
+        assert "an unfinished run: this agent has learnt for 65 of 70 steps" in capsys.readouterr().out
+
+
 def test_two_processes_on_one_run_and_other_settings_are_refused(tmp_path, capsys):
     order = arguments("catch", [0], tmp_path, 70)
     with runs.locked([runs.folder(tmp_path, "spr", "catch", 0)]):

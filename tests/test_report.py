@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spr import figures, tables
+from spr import figures, runs, tables
 from spr.cli import main
-from spr.config import Config
-from spr.games import game_names, normalised, reference_scores
+from spr.config import Config, from_dict
+from spr.errors import UserError
+from spr.games import game_names, normalised, reference_scores, reference_table
 from spr.presets import preset_config
 from spr.records import BENCHMARK, read
 from spr.report import write
@@ -152,6 +153,42 @@ def test_the_same_runs_give_the_same_page(full, tmp_path):
 def rows_first_path(out):
     """The folder of runs that a page was made of, from the path of its first run."""
     return re.search(r"; (/[^<]*?)/(?:spr|rainbow|der)/", (out / "index.html").read_text())[1]
+
+
+def test_runs_with_roms_that_look_or_play_otherwise_are_never_put_together(tmp_path):
+    rom = {row["game"]: row for row in reference_table("roms")}
+
+    def played(game, seed, whose):
+        result(tmp_path, game=game, seed=seed, protocol=RULES | {"evaluation_epsilon": 0.001, "rom": rom[game][whose]})
+
+    for seed, whose in ((0, "ale_py"), (1, "atari_py")):
+        for game in ("pong", "ms_pacman", "bank_heist"):  # the same file; another that plays alike; other pictures
+            played(game, seed, whose)
+    found = read([tmp_path])
+    by_rom = {(record.game, record.seed): record.protocol for record in found.records}
+    assert len(by_rom) == 6
+    assert {where for where, protocol in by_rom.items() if protocol != BENCHMARK} == {("bank_heist", 1)}
+    assert by_rom["bank_heist", 1] == f"{BENCHMARK}, ROMs of published scores"
+    said = [note for note in found.notes if "ROM differs" in note]
+    assert said == ["bank_heist: ale-py's ROM differs from that of published scores in its pictures"]
+
+
+def test_files_of_earlier_versions_still_count_for_what_they_are():
+    """They name no ROM, no precision in config.json, and fewer values: what they do not name is as it was then."""
+    found = sorted((REPOSITORY / "results" / "spr").rglob("result.json"))
+    assert len(found) > 40
+    for file in found:
+        data = json.loads(file.read_text())
+        wanted = runs.wanted(data["preset"], data["game"], data["seed"], from_dict(data["config"]))
+        assert runs.holds(file.parent, "result.json", wanted)
+        assert runs.holds(file.parent, "config.json", wanted) == (file.parent / "config.json").exists()
+        longer = {"config": wanted["config"].override({"replay.n_step": 11})}
+        with pytest.raises(UserError, match=r"holds a finished run with replay\.n_step 10, not 11"):
+            runs.holds(file.parent, "result.json", wanted | longer)
+    published = REPOSITORY / "results" / "spr-published-roms" / "bank_heist" / "seed-0"
+    data = json.loads((published / "result.json").read_text())
+    with pytest.raises(UserError, match="protocol rom"):
+        runs.holds(published, "result.json", runs.wanted("spr", "bank_heist", 0, from_dict(data["config"])))
 
 
 def test_the_repositorys_own_results_can_be_reported(tmp_path):

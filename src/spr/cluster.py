@@ -5,6 +5,7 @@ last checkpoint that it can see.
 """
 
 import logging
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -29,8 +30,16 @@ def on_ray(together: int, address: str | None) -> Engine:
         raise UserError("--engine ray needs Ray: pip install ray") from error
 
     def engine(jobs: Sequence[Job], settings: Settings, stop: StopRequest) -> Iterator[Event | None]:
+        # Nodes play with the ROMs that were asked for here, or refuse to.
+        passed = {name: os.environ[name] for name in ("ALE_ROMS_DIR",) if name in os.environ}
         try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                ignore_reinit_error=True,
+                runtime_env={"env_vars": passed} if passed else None,
+            )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UserError(f"no Ray cluster can be reached: {' '.join(str(error).split())}") from error
         task = ray.remote(_train).options(
