@@ -6,7 +6,7 @@ import pytest
 from ale_py import ALEInterface, ALEVectorInterface, roms
 
 from spr import envs as envs_module
-from spr.envs import Atari, Catch, make, rom_checksum, rom_of, rom_problem, seeds_for, to_frame
+from spr.envs import Atari, Catch, make, rom_checksum, rom_of, rom_path, rom_problem, seeds_for, to_frame
 from spr.errors import UserError
 from spr.games import PublishedRom, game_names, reference_table, unlike_published
 
@@ -166,9 +166,12 @@ def test_the_protocol_is_stamped():
 
 
 def test_a_missing_rom_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setenv("ALE_ROMS_DIR", str(tmp_path))
+    monkeypatch.setattr(envs_module, "_WHEEL", tmp_path)
     assert rom_problem("pong") is not None
-    with pytest.raises(UserError, match="ROM of 'pong' can't be used"):
+    with pytest.raises(UserError, match=r"pong\.bin can't be read: No such file"):
+        make("pong", 1)
+    monkeypatch.setenv("ALE_ROMS_DIR", str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="ALE_ROMS_DIR names"):
         make("pong", 1)
 
 
@@ -189,8 +192,9 @@ def test_a_rom_of_published_scores_is_taken_from_a_folder_and_no_other(monkeypat
     ours = roms.get_rom_path("bank_heist").read_bytes()
     (tmp_path / "bank_heist.bin").write_bytes(ours[:-1] + bytes([ours[-1] ^ 1]))
     monkeypatch.setenv("ALE_ROMS_DIR", str(tmp_path))
-    with pytest.raises(UserError, match="ROM of 'bank_heist' can't be used: The hash"):
+    with pytest.raises(UserError, match="neither ale-py's ROM of bank_heist nor atari-py's"):
         make("bank_heist", 1)
+    assert rom_path("pong").parent != tmp_path  # what does not lie there is ale-py's own
     found = rom_checksum(tmp_path / "bank_heist.bin")  # stands for the published one, which can't be shipped
     for module in ("spr.envs", "spr.games"):
         monkeypatch.setattr(f"{module}.published_rom", lambda _: PublishedRom(found, "pictures"))

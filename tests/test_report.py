@@ -173,22 +173,29 @@ def test_runs_with_roms_that_look_or_play_otherwise_are_never_put_together(tmp_p
     assert said == ["bank_heist: ale-py's ROM differs from that of published scores in its pictures"]
 
 
-def test_files_of_earlier_versions_still_count_for_what_they_are():
+def test_files_of_earlier_versions_still_count_for_what_they_are(monkeypatch):
     """They name no ROM, no precision in config.json, and fewer values: what they do not name is as it was then."""
     found = sorted((REPOSITORY / "results" / "spr").rglob("result.json"))
     assert len(found) > 40
-    for file in found:
+
+    def wanted(file, **changes):
         data = json.loads(file.read_text())
-        wanted = runs.wanted(data["preset"], data["game"], data["seed"], from_dict(data["config"]))
-        assert runs.holds(file.parent, "result.json", wanted)
-        assert runs.holds(file.parent, "config.json", wanted) == (file.parent / "config.json").exists()
-        longer = {"config": wanted["config"].override({"replay.n_step": 11})}
+        config = from_dict(data["config"]).override(changes)
+        return runs.Wanted(data["preset"], data["game"], data["seed"], config, "bf16", exactly=True)
+
+    for file in found:
+        assert runs.finished_as(file.parent, wanted(file))
         with pytest.raises(UserError, match=r"holds a finished run with replay\.n_step 10, not 11"):
-            runs.holds(file.parent, "result.json", wanted | longer)
-    published = REPOSITORY / "results" / "spr-published-roms" / "bank_heist" / "seed-0"
-    data = json.loads((published / "result.json").read_text())
-    with pytest.raises(UserError, match="protocol rom"):
-        runs.holds(published, "result.json", runs.wanted("spr", "bank_heist", 0, from_dict(data["config"])))
+            runs.finished_as(file.parent, wanted(file, **{"replay.n_step": 11}))
+    published = REPOSITORY / "results" / "spr-published-roms" / "bank_heist" / "seed-0" / "result.json"
+    with pytest.raises(UserError, match="a finished run with protocol rom"):
+        runs.finished_as(published.parent, wanted(published))
+    # Runs of 0.6 were played with ale-py's ROMs, though they do not say so.
+    monkeypatch.setattr(runs, "rom_of", lambda _: {"rom": "83b8c01c72306d60dd9b753332ebd276"})
+    assert runs.finished_as(published.parent, wanted(published))
+    older = next(file for file in found if "bank_heist" in file.parts)
+    with pytest.raises(UserError, match="a finished run with protocol rom"):
+        runs.finished_as(older.parent, wanted(older))
 
 
 def test_the_repositorys_own_results_can_be_reported(tmp_path):

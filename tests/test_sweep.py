@@ -371,7 +371,7 @@ def test_results_of_a_node_with_a_disk_of_its_own_come_home(whole, tmp_path, mon
     job = Job("spr", "catch", (0,))
     made = settings(tmp_path)
     folder = made.folder(job, 0)
-    returned = cluster._train(job, made.command(job), str(made.log(job)), [str(folder)])
+    returned = cluster._train(job, made.command(job), str(made.log(job)), [str(folder)], "")
     for path in tmp_path.iterdir():
         shutil.rmtree(path)
 

@@ -180,7 +180,7 @@ def _add_sweep(commands: Any) -> None:
 
 
 def _train(args: argparse.Namespace, console: Console) -> int:
-    """Train one agent per seed on a game, play the evaluation's games, and store everything under OUT/PRESET/GAME/."""
+    """Train one agent per seed on a game, play the evaluation's games, and store everything under OUT/NAME/GAME/."""
     changes = dict(parse_override(text) for text in args.set)
     if args.steps is not None:
         changes["schedule.steps"] = args.steps
@@ -202,7 +202,7 @@ def _train(args: argparse.Namespace, console: Console) -> int:
         out=args.out,
         checkpoint_every=args.checkpoint_every,
         name=args.name,
-        same_precision=args.precision != "auto",
+        exactly=args.precision != "auto",
     )
     return carry_out(order, console, resume=args.resume, overwrite=args.overwrite)
 
@@ -226,7 +226,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
         changes=(*args.set, *([f"schedule.steps={args.steps}"] if args.steps is not None else [])),
         checkpoint_every=args.checkpoint_every,
         name=args.name,
-        same_precision=args.precision != "auto",
+        exactly=args.precision != "auto",
     )
     games = [game for name in args.games for game in (game_names() if name == "all" else [name])]
     jobs = plan(args.presets, games, range(args.seeds), settings, args.agents, together if here else None)
@@ -249,6 +249,7 @@ def _report(args: argparse.Namespace, console: Console) -> int:
 def _evaluate(args: argparse.Namespace, console: Console) -> int:
     """Play whole games with the agent of a run, without network noise, and print its raw scores."""
     run, weights = runs.load(args.folder)
+    runs.refuse_other_rom(run)
     changes = {} if args.episodes is None else {"evaluation.episodes": args.episodes}
     config = run.config.override(changes)
     device = choose_device(args.device)

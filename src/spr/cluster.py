@@ -30,16 +30,11 @@ def on_ray(together: int, address: str | None) -> Engine:
         raise UserError("--engine ray needs Ray: pip install ray") from error
 
     def engine(jobs: Sequence[Job], settings: Settings, stop: StopRequest) -> Iterator[Event | None]:
-        # Nodes play with the ROMs that were asked for here, or refuse to.
-        passed = {name: os.environ[name] for name in ("ALE_ROMS_DIR",) if name in os.environ}
+        # Nodes look for ROMs where this machine does, whatever they would do by themselves; empty is ale-py's wheel.
+        given = os.environ.get("ALE_ROMS_DIR")
+        roms = str(Path(given).absolute()) if given else ""
         try:
-            ray.init(
-                address=address,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                ignore_reinit_error=True,
-                runtime_env={"env_vars": passed} if passed else None,
-            )
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UserError(f"no Ray cluster can be reached: {' '.join(str(error).split())}") from error
         task = ray.remote(_train).options(
@@ -52,7 +47,7 @@ def on_ray(together: int, address: str | None) -> Engine:
             for job in jobs:
                 folders = [str(settings.folder(job, seed).absolute()) for seed in job.seeds]
                 log = str(settings.log(job).absolute())
-                running[task.remote(job, settings.command(job), log, folders)] = job
+                running[task.remote(job, settings.command(job), log, folders, roms)] = job
                 yield Event(job, "running")
             while running and not stop.check():
                 ended, _ = ray.wait(list(running), timeout=_LOOK)
@@ -82,12 +77,13 @@ def _ended(job: Job, reference: Any, ray: Any) -> Event:
     return event
 
 
-def _train(job: Job, arguments: list[str], log: str, folders: list[str]) -> tuple[Event, dict[str, bytes]]:
+def _train(job: Job, arguments: list[str], log: str, folders: list[str], roms: str) -> tuple[Event, dict[str, bytes]]:
     """Carry a job out where Ray has put it; return how it ended and the files it made.
 
     The training is killed with its worker: what nobody waits for must not hold the lock of a run.
     """
-    command = Command(arguments, Path(log), threads=1, when_orphaned=signal.SIGKILL)
+    environment = {"ALE_ROMS_DIR": roms}
+    command = Command(arguments, Path(log), threads=1, when_orphaned=signal.SIGKILL, environment=environment)
     try:
         while command.ended() is None:  # Ray's wish to stop is heard between two instructions, never inside a wait
             time.sleep(_LOOK)

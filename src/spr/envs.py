@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 
 from spr.config import SIDE
 from spr.errors import UserError, did_you_mean
-from spr.games import game_names, published_rom, unlike_published
+from spr.games import ale_rom, game_names, published_rom, unlike_published
 
 Frames = NDArray[np.uint8]  # [N, 84, 84]
 Flags = NDArray[np.bool_]  # [N]
+
+_WHEEL = Path(roms.__file__).parent  # where ale-py's own ROMs are
 
 
 class Step(NamedTuple):
@@ -69,7 +71,7 @@ def make(game: str, count: int, threads: int = 0) -> Envs:
     """
     if game == "catch":
         return Catch(count)
-    if game in known_games() or game in game_names():
+    if game in known_games():
         return Atari(game, count, threads)
     if game != game.lower() or ":" in game or "/" in game:  # Gymnasium's ids are in capitals: Pong-v5, module:Id-v0
         return Gymnasium(game, count)
@@ -87,26 +89,25 @@ def rom_problem(game: str) -> str | None:
 
 
 def rom_path(game: str) -> Path:
-    """Return the file of an Atari game's ROM: ale-py's own, or what lies in $ALE_ROMS_DIR.
+    """Return the file of an Atari game's ROM: one in $ALE_ROMS_DIR, or else the one in ale-py's wheel.
 
-    That folder may also hold the ROMs of atari-py, which published scores were made with; no others are taken.
+    Of the 26 games ale-py's own ROM is taken, or atari-py's, which published scores were made with; no others.
     """
     given = os.environ.get("ALE_ROMS_DIR")
+    if given and not Path(given).is_dir():
+        raise UserError(f"ALE_ROMS_DIR names '{given}', which is no folder")
+    name, published = f"{game}.bin", published_rom(game)
+    file = Path(given) / name if given and (Path(given) / name).is_file() else _WHEEL / name
     try:
-        if given and _is_published(game, file := Path(given) / f"{game}.bin"):
-            return file
-        if found := roms.get_rom_path(game):
-            return found
+        checksum = rom_checksum(file)
     except OSError as error:
-        reason = " ".join(str(error).split())
-        cure = "reinstall ale-py 0.12.1, whose wheel carries the ROMs, and unset ALE_ROMS_DIR"
-        raise UserError(f"the ROM of '{game}' can't be used: {reason}; {cure}") from error
-    raise UserError(f"the ROM of '{game}' can't be used: ale-py does not know it")
-
-
-def _is_published(game: str, file: Path) -> bool:
-    published = published_rom(game)
-    return published is not None and rom_checksum(file) == published.md5
+        reason = error.strerror or str(error)
+        raise UserError(f"the ROM {file} can't be read: {reason}; reinstall ale-py 0.12.1, which carries it") from error
+    if published is not None and checksum not in (published.md5, ale_rom(game)):
+        raise UserError(
+            f"{file} is neither ale-py's ROM of {game} nor atari-py's: remove it, or reinstall ale-py 0.12.1"
+        )
+    return file
 
 
 def rom_of(game: str) -> dict[str, str]:
@@ -155,19 +156,19 @@ class Atari:
         )
         self.actions = len(self._ale.get_action_set())
         self.repeats = True
-        stamp = rom_of(game)
+        checksum = rom_checksum(rom)
         self.notice = ""
-        if unlike := unlike_published(game, stamp["rom"]):
+        if unlike := unlike_published(game, checksum):
             self.notice = (
                 f"{game}: ale-py's ROM differs from the one that published scores were made with in its {unlike}, so "
                 "scores can't be compared (docs/roms.md)"
             )
-        self.protocol = {"name": "atari", "version": 1, "interpolation": "area", **settings, **stamp}
+        self.protocol = {"name": "atari", "version": 1, "interpolation": "area", **settings, "rom": checksum}
         self._strength = np.ones(count, np.float32)  # of paddles; an action is pressed or not
         self._before = np.zeros(count, np.int32)  # frames of the games that are over
 
     def reset(self, seeds: Sequence[int]) -> Frames:
-        """Start every game, after up to 30 random no-ops."""
+        """Start every game, after 0 to 29 no-ops."""
         frames, info = self._ale.reset(np.arange(len(seeds)), np.asarray(seeds))
         self._before = _frames_before(info)
         return np.ascontiguousarray(frames[:, 0])
@@ -205,7 +206,7 @@ class Gymnasium:
         """Make the environments one by one; what can't be played is refused with the reason."""
         try:
             self._envs: list[gymnasium.Env[Any, Any]] = [gymnasium.make(game) for _ in range(count)]
-        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        except (gymnasium.error.Error, ModuleNotFoundError, OSError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"can't make the environment '{game}': {reason}") from error
         space, images = self._envs[0].action_space, self._envs[0].observation_space

@@ -35,8 +35,13 @@ def game_names() -> tuple[str, ...]:
     return tuple(reference_scores("random"))
 
 
+def ale_rom(game: str) -> str | None:
+    """Return the MD5 of ale-py's ROM of one of the 26 games; None for other games."""
+    return next((row["ale_py"] for row in reference_table("roms") if row["game"] == game), None)
+
+
 class PublishedRom(NamedTuple):
-    """The ROM of a game that published scores were made with: atari-py's, up to its version 0.2.9."""
+    """The ROM of a game that published scores were made with: atari-py's."""
 
     md5: str
     different: str  # what an agent meets otherwise in ale-py's ROM: "pictures", "game and pictures", or nothing

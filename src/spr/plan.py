@@ -46,7 +46,7 @@ class Settings:
     changes: tuple[str, ...]  # FIELD=VALUE, as on the command line
     checkpoint_every: int
     name: str | None = None  # of the folder that its runs share, if not their preset's
-    same_precision: bool = False  # whether finished runs count only if they were made with this precision
+    exactly: bool = False  # whether finished runs count only if they were made with this precision
 
     def config(self, job: Job) -> Config:
         """Return the configuration of a job's runs."""
@@ -56,10 +56,10 @@ class Settings:
         """Return where one of its runs lives."""
         return runs.folder(self.out, self.name or job.preset, job.game, seed)
 
-    def wanted(self, job: Job, seed: int) -> dict[str, Any]:
-        """Return what one of its runs has to be, to count as that."""
-        precision = self.precision if self.same_precision else None
-        return runs.wanted(job.preset, job.game, seed, self.config(job), precision)
+    def finished(self, job: Job, seed: int) -> bool:
+        """Say whether one of its runs has its result; a run with other settings in its folder is refused."""
+        wanted = runs.Wanted(job.preset, job.game, seed, self.config(job), self.precision, self.exactly)
+        return runs.finished_as(self.folder(job, seed), wanted)
 
     def log(self, job: Job) -> Path:
         """Return where a job's command writes what it says."""
@@ -136,17 +136,9 @@ def unfinished(jobs: Iterable[Job], settings: Settings) -> list[Job]:
     """Return what of the jobs has no result yet; folders that hold runs with other settings are refused."""
     left = []
     for job in jobs:
-        seeds = tuple(seed for seed in job.seeds if not _finished(job, seed, settings))
+        seeds = tuple(seed for seed in job.seeds if not settings.finished(job, seed))
         left += [Job(job.preset, job.game, seeds)] if seeds else []
     return left
-
-
-def _finished(job: Job, seed: int, settings: Settings) -> bool:
-    path, wanted = settings.folder(job, seed), settings.wanted(job, seed)
-    if runs.holds(path, "result.json", wanted):
-        return True
-    runs.holds(path, "config.json", wanted)  # what another run has begun is refused before anything is started
-    return False
 
 
 class Rates:

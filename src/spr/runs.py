@@ -24,7 +24,7 @@ from spr import __version__
 from spr.config import STACK, Config, from_dict
 from spr.envs import rom_of
 from spr.errors import UserError
-from spr.games import game_names, normalised
+from spr.games import ale_rom, game_names, normalised
 from spr.networks import Networks, outputs_per_action
 
 _KNOWN = ("config.json", "metrics.jsonl", "times.jsonl", "agent.safetensors", "result.json", "fault.json", "fault.spr")
@@ -49,7 +49,7 @@ class Run(NamedTuple):
 
 def check_name(name: str | None) -> None:
     """Refuse a variant's name that is no plain name of a folder."""
-    if name is not None and (not re.fullmatch(r"[\w][\w.+=-]*", name) or name == LOGS):
+    if name is not None and (not re.fullmatch(r"\w[\w.+=-]*", name) or name == LOGS):
         raise UserError(f"--name is a folder's: letters, digits and . _ - + = only, and not '{LOGS}'; not '{name}'")
 
 
@@ -150,28 +150,45 @@ def finished(path: Path) -> bool:
     return (path / "result.json").is_file()
 
 
-def wanted(preset: str, game: str, seed: int, config: Config, precision: str | None = None) -> dict[str, Any]:
-    """Return what a run in a folder has to be, to count as the one that is asked for; None is any precision."""
-    same = {} if precision is None else {"precision": precision}
-    rules = rom_of(game)
-    played = {"environment": rules, "protocol": rules}  # as they stand in config.json and in result.json
-    return {"preset": preset, "game": game, "seed": seed, "config": config, **played} | same
+class Wanted(NamedTuple):
+    """What the run in a folder has to be, to count as the one that is asked for."""
+
+    preset: str
+    game: str
+    seed: int
+    config: Config
+    precision: str
+    exactly: bool  # whether a finished run counts only if it was made with this precision
 
 
-def holds(path: Path, name: str, wanted: Mapping[str, Any]) -> bool:
+def finished_as(path: Path, wanted: Wanted) -> bool:
+    """Say whether a folder holds the result of this run; a run with other settings, finished or not, is refused."""
+    asked = {"preset": wanted.preset, "game": wanted.game, "seed": wanted.seed, "config": wanted.config}
+    rules, precision = rom_of(wanted.game), {"precision": wanted.precision}
+    if _holds(path, "result.json", asked | {"protocol": rules} | (precision if wanted.exactly else {})):
+        return True
+    _holds(path, "config.json", asked | {"environment": rules} | precision)
+    return False
+
+
+def _holds(path: Path, name: str, asked: Mapping[str, Any]) -> bool:
     """Say whether a run's folder has this file; a run made with other settings is refused by what differs.
 
-    Compared is what both sides name: a file of an earlier version says less, and its unknown values are the defaults.
+    Compared is what both sides name. What a file of an earlier version does not name is as it was then.
     """
     try:
         data = json.loads(_said(path / name))
         made = data | {"config": from_dict(data["config"])}
+        for rules in ("environment", "protocol"):
+            if rules in made:
+                made[rules] = {"rom": ale_rom(data["game"])} | made[rules]
     except FileNotFoundError:
         return False
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
-        raise UserError(f"{path / name} can't be read: {' '.join(str(error).split())}") from error
-    for what in [key for key in wanted if key in made]:
-        if (differs := _difference(what, wanted[what], made[what])) is not None:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path / name} can't be read: {reason}; 'spr train --overwrite' replaces the run") from error
+    for what in [key for key in asked if key in made]:
+        if (differs := _difference(what, asked[what], made[what])) is not None:
             kind = "a finished" if name == "result.json" else "an unfinished"
             raise UserError(
                 f"{path} holds {kind} run with {differs}: give this variant a --name of its own, choose another --out, "
@@ -244,7 +261,7 @@ def begun(run: Run) -> bool:
     """Say whether a run's folder holds this very run; one made with other settings is refused by what differs."""
     mine = json.loads(json.dumps(_description(run))) | {"config": run.config}
     mine.pop("version")
-    return holds(run.path, "config.json", mine)
+    return _holds(run.path, "config.json", mine)
 
 
 def rewind(run: Run, step: int) -> None:
@@ -367,6 +384,16 @@ def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise UserError(f"{path} can't be read: {type(error).__name__}: {' '.join(str(error).split())}") from error
     return run, weights
+
+
+def refuse_other_rom(run: Run) -> None:
+    """Refuse an agent that learnt with another ROM of its game than is played here: it would see other pictures."""
+    learnt, here = run.environment.get("rom", ale_rom(run.game)), rom_of(run.game).get("rom")
+    if here is not None and learnt not in (None, here):
+        raise UserError(
+            f"this agent learnt {run.game} with the ROM {learnt}, but {here} is played here: "
+            "ALE_ROMS_DIR names the folder of other ROMs (docs/roms.md)"
+        )
 
 
 def _said(path: Path) -> str:

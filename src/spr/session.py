@@ -43,7 +43,7 @@ class Order:
     out: Path
     checkpoint_every: int
     name: str | None = None  # of the folder that its runs share, if not their preset's
-    same_precision: bool = False  # whether finished runs count only if they were made with this precision
+    exactly: bool = False  # whether finished runs count only if they were made with this precision
 
     def folder(self, seed: int) -> Path:
         """Return where the run of a seed lives."""
@@ -54,10 +54,9 @@ class Order:
         return Run(self.folder(seed), self.preset, self.game, seed, self.config, environment, self.precision)
 
     def finished(self, seed: int) -> bool:
-        """Say whether the run of a seed has its result; one made with other settings is refused by what differs."""
-        precision = self.precision if self.same_precision else None
-        wanted = runs.wanted(self.preset, self.game, seed, self.config, precision)
-        return runs.holds(self.folder(seed), "result.json", wanted)
+        """Say whether the run of a seed has its result; a run with other settings in its folder is refused."""
+        wanted = runs.Wanted(self.preset, self.game, seed, self.config, self.precision, self.exactly)
+        return runs.finished_as(self.folder(seed), wanted)
 
 
 def carry_out(order: Order, console: Console, resume: bool, overwrite: bool) -> int:

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, Self
@@ -92,7 +92,12 @@ class Command:
     """`spr` with arguments, in a process that is asked to save and stop if this one dies."""
 
     def __init__(
-        self, arguments: Sequence[str], log: Path, threads: int, when_orphaned: signal.Signals = signal.SIGTERM
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        threads: int,
+        when_orphaned: signal.Signals = signal.SIGTERM,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start it, with so many threads for arithmetic; what it says goes to a file."""
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +105,7 @@ class Command:
         with log.open("wb") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _CHILD.format(signal=int(when_orphaned)), *arguments],
-                env={"OMP_NUM_THREADS": str(threads)} | os.environ,
+                env={"OMP_NUM_THREADS": str(threads), **os.environ, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
