@@ -326,7 +326,7 @@ def test_at_real_sizes_compiling_changes_less_than_bf16_does(agents, record_prop
 
 
 def test_captured_acting_equals_plain_and_draws_new_noise_each_time():
-    """At real sizes: the noise of every step is the generator's next, in a graph that learns in between."""
+    """At real sizes: the noise of every step is the generator's next, in a replayed graph as in plain calls."""
     config = preset_config("spr")
     games = make("bank_heist", 3)
     frames = torch.randint(0, 256, (40, 3, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -18,9 +18,9 @@ from spr.config import Config, from_dict
 from spr.errors import UserError
 from spr.games import game_names, normalised, reference_scores, reference_table
 from spr.presets import preset_config
-from spr.records import BENCHMARK, read
+from spr.records import BENCHMARK, read, with_equal_games
 from spr.report import write
-from spr.tables import Method
+from spr.tables import Method, methods_of
 
 REPOSITORY = Path(__file__).parents[1]
 RULES = {"name": "atari-100k", "version": 1, "training_steps": 100_000, "evaluation_episodes": 100}
@@ -158,19 +158,27 @@ def rows_first_path(out):
 def test_runs_with_roms_that_look_or_play_otherwise_are_never_put_together(tmp_path):
     rom = {row["game"]: row for row in reference_table("roms")}
 
-    def played(game, seed, whose):
-        result(tmp_path, game=game, seed=seed, protocol=RULES | {"evaluation_epsilon": 0.001, "rom": rom[game][whose]})
+    def played(game, seed, whose, **changes):
+        rules = RULES | {"evaluation_epsilon": 0.001, "rom": rom[game][whose]} | changes
+        result(tmp_path, game=game, seed=seed, protocol=rules)
 
     for seed, whose in ((0, "ale_py"), (1, "atari_py")):
         for game in ("pong", "ms_pacman", "bank_heist"):  # the same file; another that plays alike; other pictures
             played(game, seed, whose)
+    played("bank_heist", 2, "ale_py", noop_max=0)
+    played("pong", 2, "ale_py", noop_max=0)
     found = read([tmp_path])
-    by_rom = {(record.game, record.seed): record.protocol for record in found.records}
-    assert len(by_rom) == 6
-    assert {where for where, protocol in by_rom.items() if protocol != BENCHMARK} == {("bank_heist", 1)}
-    assert by_rom["bank_heist", 1] == f"{BENCHMARK}, ROMs of published scores"
+    assert {record.protocol for record in found.records if record.seed < 2} == {BENCHMARK}
+    assert len({record.protocol for record in found.records if record.seed == 2}) == 1  # two games, one protocol
+    by_rom = {(record.game, record.seed): record.method for record in found.records}
+    assert {where for where, method in by_rom.items() if method != "spr"} == {("bank_heist", 1)}
+    assert by_rom["bank_heist", 1] == "spr (published ROMs)"
     said = [note for note in found.notes if "ROM differs" in note]
     assert said == ["bank_heist: ale-py's ROM differs from that of published scores in its pictures"]
+    ours = with_equal_games([record for record in found.records if record.protocol == BENCHMARK])
+    counted = {m.name: sorted(m.scores) for m in methods_of(ours)}
+    assert counted == {name: ["bank_heist", "ms_pacman", "pong"] for name in ("spr", "spr (published ROMs)")}
+    assert len([record for record in ours if record.game == "bank_heist"]) == 2
 
 
 def test_files_of_earlier_versions_still_count_for_what_they_are(monkeypatch):
@@ -204,8 +212,8 @@ def test_the_repositorys_own_results_can_be_reported(tmp_path):
     assert [line.split(":")[0] for line in report.left_out] == [str(file.parent) for file in superseded]
     records = read([REPOSITORY / "results"]).records
     published = [record for record in records if record.path.parts[-3] == "spr-published-roms"]
-    assert {record.protocol for record in published} == {f"{BENCHMARK}, ROMs of published scores"}
-    assert {record.protocol for record in records if record not in published} == {BENCHMARK}
+    assert {record.method for record in published} == {"spr (published ROMs)"}
+    assert {record.protocol for record in records} == {BENCHMARK}
 
 
 def test_depth_and_ema_by_hand():

@@ -87,7 +87,7 @@ _TAUS = (0.999, 0.9976, 0.9944, 0.9867, 0.9684, 0.925, 0.8222, 0.5783, 0.0)
 
 _METHODS: Mapping[str, Preset] = {
     "spr": Preset("SPR with augmentation, the paper's main method", {}),
-    "spr_authors": Preset("SPR as the authors' released code has it: hardly any end cuts the target", _AUTHORS),
+    "spr_authors": Preset("SPR with the released code's n-step target: hardly any end cuts it", _AUTHORS),
     "spr_noaug": Preset("SPR without augmentation: dropout and an averaged target encoder instead", _SPR_NOAUG),
     "rainbow": Preset("the controlled Rainbow baseline with augmentation, no SPR loss", _NO_SPR),
     "rainbow_noaug": Preset("the controlled Rainbow baseline without augmentation", _NO_SPR | _NO_AUGMENTATION),

@@ -43,6 +43,7 @@ class Record(NamedTuple):
 
 
 BENCHMARK = "Atari 100k"
+PUBLISHED_ROMS = " (published ROMs)"
 
 
 class Reading(NamedTuple):
@@ -100,7 +101,7 @@ def _record(file: Path) -> Record:
     return Record(
         path=file.parent,
         preset=data["preset"],
-        method=_method(data["preset"], data["game"], config),
+        method=_method(data["preset"], data["game"], config) + _rom(data["game"], data["protocol"].get("rom")),
         game=data["game"],
         seed=data["seed"],
         episodes=tuple(map(float, episodes)),
@@ -142,6 +143,23 @@ def _method(preset: str, game: str, config: Config) -> str:
     return f"{preset} [{', '.join(changed)}]" if changed else preset
 
 
+def _rom(game: str, rom: str | None) -> str:
+    """Mark a game that was played with the ROM of published scores where that differs from ale-py's."""
+    published = published_rom(game)
+    return PUBLISHED_ROMS if published is not None and published.different and rom == published.md5 else ""
+
+
+def with_equal_games(records: Sequence[Record]) -> list[Record]:
+    """Count games that are the same in ale-py's and in the published ROMs for both, where there are runs of both."""
+    marked = {record.method for record in records if record.method.endswith(PUBLISHED_ROMS)}
+    both = [
+        record._replace(method=record.method + PUBLISHED_ROMS)
+        for record in records
+        if record.method + PUBLISHED_ROMS in marked and not unlike_published(record.game, record.rules.get("rom"))
+    ]
+    return [*records, *both]
+
+
 def _curve(file: Path) -> tuple[tuple[int, float], ...]:
     """Return (step, score) of the metrics beside a result; results without them are fine."""
     rows = []
@@ -173,11 +191,10 @@ def _protocols(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
             and record.rules.get("name") in ("atari-100k", "atari")
             and all(config.value(name) == usual.value(name) for name in _JUDGED)
         )
-        # Every game has a ROM of its own; what matters is whether it is another one than ale-py's.
-        free = ("name", "evaluation_epsilon", "rom") if benchmark else ()
+        # Every game has a ROM of its own; a published one makes another method (see `_method`).
+        free = ("rom", *(("name", "evaluation_epsilon") if benchmark else ()))
         own = {name: value for name, value in record.rules.items() if name not in free}
-        other_rom = benchmark and _other_rom(record)
-        key = json.dumps([benchmark, other_rom, own], sort_keys=True)
+        key = json.dumps([benchmark, own], sort_keys=True)
         if key not in rules:
             rules[key] = _protocol_name(record, benchmark, set(rules.values()))
         if benchmark and (unlike := unlike_published(record.game, record.rules.get("rom"))):
@@ -191,18 +208,11 @@ def _protocols(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
     return named, list(notes)
 
 
-def _other_rom(record: Record) -> bool:
-    """Say whether a game was played with a ROM that differs from ale-py's in more than its bytes."""
-    published = published_rom(record.game)
-    return published is not None and bool(published.different) and record.rules.get("rom") == published.md5
-
-
 def _protocol_name(record: Record, benchmark: bool, taken: set[str]) -> str:
     rules = record.rules
     steps, games, epsilon = (record.config.value(name) for name in _JUDGED)
     name = f"{rules.get('name', 'unknown')}, {steps:,} steps, {games} games, epsilon {epsilon}"
-    if benchmark:
-        name = f"{BENCHMARK}, ROMs of published scores" if _other_rom(record) else BENCHMARK
+    name = BENCHMARK if benchmark else name
     versions = (f"{name}, variant {number}" for number in range(2, 1000))
     return name if name not in taken else next(other for other in versions if other not in taken)
 

@@ -12,7 +12,7 @@ from spr import figures, runs, tables
 from spr.errors import UserError
 from spr.figures import Drawing
 from spr.page import Contents, page
-from spr.records import BENCHMARK, Reading, Record, read
+from spr.records import BENCHMARK, Reading, Record, read, with_equal_games
 from spr.tables import Method, Table, methods_of
 
 DRAWS = 50_000  # replicates of a bootstrap
@@ -45,7 +45,7 @@ def write(paths: Sequence[Path], out: Path, draws: int = DRAWS) -> Report:
 def _contents(reading: Reading, draws: int) -> Contents:
     random = np.random.default_rng(_SEED)
     records = reading.records
-    ours = [record for record in records if record.protocol == BENCHMARK]
+    ours = with_equal_games([record for record in records if record.protocol == BENCHMARK])
     methods = methods_of(ours)
     made, drawings, missing = [], list[Drawing](), list[str]()
     if methods:
