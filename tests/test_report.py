@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spr import figures, runs, tables
+from spr import figures, matching, tables
 from spr.cli import main
 from spr.config import Config, from_dict
 from spr.errors import UserError
@@ -189,21 +189,21 @@ def test_files_of_earlier_versions_still_count_for_what_they_are(monkeypatch):
     def wanted(file, **changes):
         data = json.loads(file.read_text())
         config = from_dict(data["config"]).override(changes)
-        return runs.Wanted(data["preset"], data["game"], data["seed"], config, "bf16", exactly=True)
+        return matching.Wanted(data["preset"], data["game"], data["seed"], config, "bf16", exactly=True)
 
     for file in found:
-        assert runs.finished_as(file.parent, wanted(file))
+        assert matching.finished_as(file.parent, wanted(file))
         with pytest.raises(UserError, match=r"holds a finished run with replay\.n_step 10, not 11"):
-            runs.finished_as(file.parent, wanted(file, **{"replay.n_step": 11}))
+            matching.finished_as(file.parent, wanted(file, **{"replay.n_step": 11}))
     published = REPOSITORY / "results" / "spr-published-roms" / "bank_heist" / "seed-0" / "result.json"
     with pytest.raises(UserError, match="a finished run with protocol rom"):
-        runs.finished_as(published.parent, wanted(published))
+        matching.finished_as(published.parent, wanted(published))
     # Runs of 0.6 were played with ale-py's ROMs, though they do not say so.
-    monkeypatch.setattr(runs, "rom_of", lambda _: {"rom": "83b8c01c72306d60dd9b753332ebd276"})
-    assert runs.finished_as(published.parent, wanted(published))
+    monkeypatch.setattr(matching, "rom_of", lambda _: {"rom": "83b8c01c72306d60dd9b753332ebd276"})
+    assert matching.finished_as(published.parent, wanted(published))
     older = next(file for file in found if "bank_heist" in file.parts)
     with pytest.raises(UserError, match="a finished run with protocol rom"):
-        runs.finished_as(older.parent, wanted(older))
+        matching.finished_as(older.parent, wanted(older))
 
 
 def test_the_repositorys_own_results_can_be_reported(tmp_path):

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from spr import __version__, bench, report, runs
+from spr import __version__, bench, matching, report, runs
 from spr.cluster import on_ray
 from spr.config import Config, fields, parse_override
 from spr.envs import known_games, rom_problem
@@ -249,7 +249,7 @@ def _report(args: argparse.Namespace, console: Console) -> int:
 def _evaluate(args: argparse.Namespace, console: Console) -> int:
     """Play whole games with the agent of a run, without network noise, and print its raw scores."""
     run, weights = runs.load(args.folder)
-    runs.refuse_other_rom(run)
+    matching.refuse_other_rom(run)
     changes = {} if args.episodes is None else {"evaluation.episodes": args.episodes}
     config = run.config.override(changes)
     device = choose_device(args.device)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from spr import runs
+from spr import matching, runs
 from spr.config import Config, parse_override
 from spr.envs import make
 from spr.errors import UserError
@@ -58,8 +58,8 @@ class Settings:
 
     def finished(self, job: Job, seed: int) -> bool:
         """Say whether one of its runs has its result; a run with other settings in its folder is refused."""
-        wanted = runs.Wanted(job.preset, job.game, seed, self.config(job), self.precision, self.exactly)
-        return runs.finished_as(self.folder(job, seed), wanted)
+        wanted = matching.Wanted(job.preset, job.game, seed, self.config(job), self.precision, self.exactly)
+        return matching.finished_as(self.folder(job, seed), wanted)
 
     def log(self, job: Job) -> Path:
         """Return where a job's command writes what it says."""

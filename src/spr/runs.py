@@ -10,7 +10,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -22,9 +22,8 @@ from torch import Tensor
 
 from spr import __version__
 from spr.config import STACK, Config, from_dict
-from spr.envs import rom_of
 from spr.errors import UserError
-from spr.games import ale_rom, game_names, normalised
+from spr.games import game_names, normalised
 from spr.networks import Networks, outputs_per_action
 
 _KNOWN = ("config.json", "metrics.jsonl", "times.jsonl", "agent.safetensors", "result.json", "fault.json", "fault.spr")
@@ -150,67 +149,10 @@ def finished(path: Path) -> bool:
     return (path / "result.json").is_file()
 
 
-class Wanted(NamedTuple):
-    """What the run in a folder has to be, to count as the one that is asked for."""
-
-    preset: str
-    game: str
-    seed: int
-    config: Config
-    precision: str
-    exactly: bool  # whether a finished run counts only if it was made with this precision
-
-
-def finished_as(path: Path, wanted: Wanted) -> bool:
-    """Say whether a folder holds the result of this run; a run with other settings, finished or not, is refused."""
-    asked = {"preset": wanted.preset, "game": wanted.game, "seed": wanted.seed, "config": wanted.config}
-    rules, precision = rom_of(wanted.game), {"precision": wanted.precision}
-    if _holds(path, "result.json", asked | {"protocol": rules} | (precision if wanted.exactly else {})):
-        return True
-    _holds(path, "config.json", asked | {"environment": rules} | precision)
-    return False
-
-
-def _holds(path: Path, name: str, asked: Mapping[str, Any]) -> bool:
-    """Say whether a run's folder has this file; a run made with other settings is refused by what differs.
-
-    Compared is what both sides name. What a file of an earlier version does not name is as it was then.
-    """
-    try:
-        data = json.loads(_said(path / name))
-        made = data | {"config": from_dict(data["config"])}
-        for rules in ("environment", "protocol"):
-            if rules in made:
-                made[rules] = {"rom": ale_rom(data["game"])} | made[rules]
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path / name} can't be read: {reason}; 'spr train --overwrite' replaces the run") from error
-    for what in [key for key in asked if key in made]:
-        if (differs := _difference(what, asked[what], made[what])) is not None:
-            kind = "a finished" if name == "result.json" else "an unfinished"
-            raise UserError(
-                f"{path} holds {kind} run with {differs}: give this variant a --name of its own, choose another --out, "
-                "or replace the run by 'spr train --overwrite'"
-            )
-    return True
-
-
-def _difference(what: str, mine: Any, theirs: Any) -> str | None:
-    """Name what is different in a run, and both values; None if nothing is. Of groups, what both have is compared."""
-    if isinstance(mine, Config):
-        return mine.difference(theirs)
-    if isinstance(mine, dict) and isinstance(theirs, dict):
-        pairs = ((key, mine[key], theirs[key]) for key in mine if key in theirs)
-        return next(filter(None, (_difference(f"{what} {key}", *pair) for key, *pair in pairs)), None)
-    return None if mine == theirs else f"{what} {theirs}, not {mine}"
-
-
 def result(path: Path) -> dict[str, Any] | None:
     """Return what a finished run has written of itself, or None where nothing can be read; `spr report` says why."""
     try:
-        data = json.loads(_said(path / "result.json"))
+        data = json.loads(read_text(path / "result.json"))
     except (OSError, ValueError, UserError):
         return None
     return data if isinstance(data, dict) else None
@@ -257,13 +199,6 @@ def save_fault(run: Run, step: int) -> str:
     return line
 
 
-def begun(run: Run) -> bool:
-    """Say whether a run's folder holds this very run; one made with other settings is refused by what differs."""
-    mine = json.loads(json.dumps(_description(run))) | {"config": run.config}
-    mine.pop("version")
-    return _holds(run.path, "config.json", mine)
-
-
 def rewind(run: Run, step: int) -> None:
     """Forget the lines of metrics after a step, and a last one that is torn."""
     for name in ("metrics.jsonl", "times.jsonl"):
@@ -295,14 +230,15 @@ def create(runs: Sequence[Run]) -> None:
                 shutil.rmtree(run.path)
             run.path.mkdir(parents=True)
             made.append(run.path)
-            _write_json(run.path / "config.json", _description(run))
+            _write_json(run.path / "config.json", description(run))
         except OSError as error:
             for path in made:
                 shutil.rmtree(path, ignore_errors=True)
             raise _unusable(run.path, error) from error
 
 
-def _description(run: Run) -> dict[str, Any]:
+def description(run: Run) -> dict[str, Any]:
+    """Return what a run is, as it stands in config.json."""
     return {
         "preset": run.preset,
         "game": run.game,
@@ -368,7 +304,7 @@ def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
         file = path / "agent.safetensors" if path.is_dir() else path
         with safe_open(file, "pt") as agent:
             about = agent.metadata() or {}
-            data = about | json.loads(_said(path / "config.json") if path.is_dir() else about.get("spr", ""))
+            data = about | json.loads(read_text(path / "config.json") if path.is_dir() else about.get("spr", ""))
             run = Run(
                 path,
                 data["preset"],
@@ -386,17 +322,7 @@ def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
     return run, weights
 
 
-def refuse_other_rom(run: Run) -> None:
-    """Refuse an agent that learnt with another ROM of its game than is played here: it would see other pictures."""
-    learnt, here = run.environment.get("rom", ale_rom(run.game)), rom_of(run.game).get("rom")
-    if here is not None and learnt not in (None, here):
-        raise UserError(
-            f"this agent learnt {run.game} with the ROM {learnt}, but {here} is played here: "
-            "ALE_ROMS_DIR names the folder of other ROMs (docs/roms.md)"
-        )
-
-
-def _said(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Read a description; a real one is a few kilobytes."""
     if path.stat().st_size > _LARGEST_DESCRIPTION:
         raise UserError(f"{path} is too large to be a run's description")
@@ -427,11 +353,11 @@ def export(path: Path, target: Path) -> None:
         raise UserError(f"{path} is an exported agent already: copy it")
     if target.exists():
         raise UserError(f"{target} is there already: choose another name")
-    told = _description(run)
+    told = description(run)
     if run.step is not None:
         told["step"] = run.step
     if finished(path):
-        result = json.loads(_said(path / "result.json"))
+        result = json.loads(read_text(path / "result.json"))
         told |= {name: result[name] for name in ("score", "human_normalised", "episodes", "protocol", "precision")}
     try:
         _replace(target, save(weights, {"format": "pt", "spr": json.dumps(told)}))

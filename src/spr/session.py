@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from spr import checkpoint, runs
+from spr import checkpoint, matching, runs
 from spr.checkpoint import Checkpoint, UnusableError, Writer
 from spr.config import Config
 from spr.display import Bar, StopRequest
@@ -55,8 +55,8 @@ class Order:
 
     def finished(self, seed: int) -> bool:
         """Say whether the run of a seed has its result; a run with other settings in its folder is refused."""
-        wanted = runs.Wanted(self.preset, self.game, seed, self.config, self.precision, self.exactly)
-        return runs.finished_as(self.folder(seed), wanted)
+        wanted = matching.Wanted(self.preset, self.game, seed, self.config, self.precision, self.exactly)
+        return matching.finished_as(self.folder(seed), wanted)
 
 
 def carry_out(order: Order, console: Console, resume: bool, overwrite: bool) -> int:
@@ -102,7 +102,7 @@ def _train_and_judge(order: Order, seeds: Sequence[int], console: Console, resum
         mine = [order.run(seed, envs.protocol) for seed in seeds]
         fleet = assemble(order.config, envs, seeds, order.device, product_dtype(order.precision))
         training = Training(fleet)
-        known_runs = [run for run in mine if resume and runs.begun(run)]
+        known_runs = [run for run in mine if resume and matching.begun(run)]
         saved = _latest(training, mine, console) if len(known_runs) == len(mine) else []
         if not saved:
             runs.refuse_taken([run.path for run in mine], overwrite=True)

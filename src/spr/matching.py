@@ -1,0 +1,87 @@
+"""Owns whether a folder holds the run that is asked for: a run counts only for what it was made with."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from spr.config import Config, from_dict
+from spr.envs import rom_of
+from spr.errors import UserError
+from spr.games import ale_rom
+from spr.runs import Run, description, read_text
+
+
+class Wanted(NamedTuple):
+    """What the run in a folder has to be, to count as the one that is asked for."""
+
+    preset: str
+    game: str
+    seed: int
+    config: Config
+    precision: str
+    exactly: bool  # whether a finished run counts only if it was made with this precision
+
+
+def finished_as(path: Path, wanted: Wanted) -> bool:
+    """Say whether a folder holds the result of this run; a run with other settings, finished or not, is refused."""
+    asked = {"preset": wanted.preset, "game": wanted.game, "seed": wanted.seed, "config": wanted.config}
+    rules, precision = rom_of(wanted.game), {"precision": wanted.precision}
+    if _holds(path, "result.json", asked | {"protocol": rules} | (precision if wanted.exactly else {})):
+        return True
+    _holds(path, "config.json", asked | {"environment": rules} | precision)
+    return False
+
+
+def _holds(path: Path, name: str, asked: Mapping[str, Any]) -> bool:
+    """Say whether a run's folder has this file; a run made with other settings is refused by what differs.
+
+    Compared is what both sides name. What a file of an earlier version does not name is as it was then.
+    """
+    try:
+        data = json.loads(read_text(path / name))
+        made = data | {"config": from_dict(data["config"])}
+        rom = ale_rom(data["game"])
+        for rules in ("environment", "protocol"):
+            if rules in made and rom is not None:
+                made[rules] = {"rom": rom} | made[rules]
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path / name} can't be read: {reason}; 'spr train --overwrite' replaces the run") from error
+    for what in [key for key in asked if key in made]:
+        if (differs := _difference(what, asked[what], made[what])) is not None:
+            kind = "a finished" if name == "result.json" else "an unfinished"
+            raise UserError(
+                f"{path} holds {kind} run with {differs}: give this variant a --name of its own, choose another --out, "
+                "or replace the run by 'spr train --overwrite'"
+            )
+    return True
+
+
+def _difference(what: str, mine: Any, theirs: Any) -> str | None:
+    """Name what is different in a run, and both values; None if nothing is. Of groups, what both have is compared."""
+    if isinstance(mine, Config):
+        return mine.difference(theirs)
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        pairs = ((key, mine[key], theirs[key]) for key in mine if key in theirs)
+        return next(filter(None, (_difference(f"{what} {key}", *pair) for key, *pair in pairs)), None)
+    return None if mine == theirs else f"{what} {theirs}, not {mine}"
+
+
+def begun(run: Run) -> bool:
+    """Say whether a run's folder holds this very run; one made with other settings is refused by what differs."""
+    mine = json.loads(json.dumps(description(run))) | {"config": run.config}
+    mine.pop("version")
+    return _holds(run.path, "config.json", mine)
+
+
+def refuse_other_rom(run: Run) -> None:
+    """Refuse an agent that learnt with another ROM of its game than is played here: it would see other pictures."""
+    learnt, here = run.environment.get("rom", ale_rom(run.game)), rom_of(run.game).get("rom")
+    if here is not None and learnt not in (None, here):
+        raise UserError(
+            f"this agent learnt {run.game} with the ROM {learnt}, but {here} is played here: "
+            "ALE_ROMS_DIR names the folder of other ROMs (docs/roms.md)"
+        )
