@@ -423,6 +423,26 @@ def test_what_a_first_learning_step_compiles_is_announced_before_it_and_once(tmp
     assert said[1:] == [75]
 
 
+def test_a_fleet_killed_while_its_first_checkpoints_are_written_stays_together(tmp_path):
+    """Runs with a checkpoint each, and one that has none yet; a new seed beside them is another fleet."""
+    order = session.Order("spr", "catch", (0, 1, 2), preset_config("spr"), torch.device("cpu"), "fp32", tmp_path, 5)
+
+    def leave(seed, *steps):
+        folder = order.folder(seed)
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        for step in steps:
+            checkpoint.path_of(folder, step).write_bytes(b"")
+
+    leave(0, 5)
+    leave(1, 5)
+    assert session._fleets(order, [0, 1, 2]) == [[2], [0, 1]]
+    leave(2)
+    assert session._fleets(order, [0, 1, 2]) == [[0, 1, 2]]
+    leave(3, 10, 15)
+    assert session._fleets(order, [0, 1, 2, 3]) == [[2], [0, 1], [3]]
+
+
 def test_an_agent_of_an_unfinished_run_says_so_wherever_it_is_evaluated(tmp_path, capsys):
     order = arguments("catch", [0], tmp_path, 70)
     assert main(order) == 0

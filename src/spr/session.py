@@ -89,6 +89,10 @@ def _fleets(order: Order, seeds: Sequence[int]) -> list[list[int]]:
     saved = {seed: set(checkpoint.steps_of(order.folder(seed))) for seed in seeds}
     if seeds and set.intersection(*saved.values()):
         return [list(seeds)]
+    # Killed while the first checkpoints were written: apart they would round differently, so all begin again.
+    begun = all((order.folder(seed) / "config.json").is_file() for seed in seeds)
+    if begun and all(steps <= {order.checkpoint_every} for steps in saved.values()):
+        return [list(seeds)]
     by_step: dict[int, list[int]] = {}
     for seed in seeds:
         by_step.setdefault(max(saved[seed], default=0), []).append(seed)
