@@ -441,6 +441,7 @@ def test_a_fleet_killed_while_its_first_checkpoints_are_written_stays_together(t
     assert session._fleets(order, [0, 1, 2]) == [[0, 1, 2]]
     leave(3, 10, 15)
     assert session._fleets(order, [0, 1, 2, 3]) == [[2], [0, 1], [3]]
+    assert session._fleets(order, []) == []
 
 
 def test_an_agent_of_an_unfinished_run_says_so_wherever_it_is_evaluated(tmp_path, capsys):

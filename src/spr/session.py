@@ -86,8 +86,10 @@ def carry_out(order: Order, console: Console, resume: bool, overwrite: bool) -> 
 
 def _fleets(order: Order, seeds: Sequence[int]) -> list[list[int]]:
     """Divide unfinished runs into fleets that can go on together: those that were saved after the same step."""
+    if not seeds:
+        return []
     saved = {seed: set(checkpoint.steps_of(order.folder(seed))) for seed in seeds}
-    if seeds and set.intersection(*saved.values()):
+    if set.intersection(*saved.values()):
         return [list(seeds)]
     # Killed while the first checkpoints were written: apart they would round differently, so all begin again.
     begun = all((order.folder(seed) / "config.json").is_file() for seed in seeds)
