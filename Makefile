@@ -1,12 +1,15 @@
-# Two commands set everything up on a fresh machine: `make demo` and `make test`.
+# Two commands set everything up on a fresh machine: `make demo` and `make test`; `make quick` is for the working day.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo quick test lint clean
 
 demo: .venv/installed
 	$(BIN)/spr train catch --steps 2600 --set learner.learning_rate=0.0005 --out runs/demo --overwrite
+
+quick: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 --dist worksteal -m "not slow and not gpu"
 
 test: .venv/installed-dev lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal

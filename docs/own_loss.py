@@ -1,11 +1,11 @@
-"""A representation loss of your own, in twenty lines: the angle to the target instead of its cosine."""
+"""An auxiliary loss of your own, in twenty lines: the angle to the target instead of its cosine."""
 
 import sys
 
 import torch
 
+from spr.aux_losses import cosine, register
 from spr.cli import main
-from spr.representations import cosine, register
 
 
 @register("angle")
@@ -16,6 +16,6 @@ def angle(predicted: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> 
 
 
 if __name__ == "__main__":
-    small = ["--set", "network.hidden=16", "--set", "replay.batch=4", "--set", "evaluation.episodes=2"]
-    short = ["--set", "schedule.random_steps=60", "--steps", "70"]
-    sys.exit(main(["train", "catch", "--set", "learner.representation=angle", *small, *short, *sys.argv[1:]]))
+    small = ["--set", "network.hidden=16", "--set", "replay.batch_size=4", "--set", "evaluation.episodes=2"]
+    short = ["--set", "schedule.learning_starts=60", "--steps", "70"]
+    sys.exit(main(["train", "catch", "--set", "learner.aux_loss=angle", *small, *short, *sys.argv[1:]]))

@@ -16,12 +16,12 @@ def main(run: Path, out: Path) -> None:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     learning = [row for row in rows if "cosine" in row]
-    random_steps = result["config"]["schedule"]["random_steps"]
+    learning_starts = result["config"]["schedule"]["learning_starts"]
 
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     figure, (seen, score, latent) = plt.subplots(1, 3, figsize=(11, 3), layout="constrained", width_ratios=(1.35, 1, 1))
     envs = make("catch", 1)
-    frames = [envs.reset([4])[0]] + [_after(envs, a) for a in (2, 1)]
+    frames = [envs.reset([4])[0, 0]] + [_after(envs, a) for a in (2, 1)]
     strip = np.concatenate([np.pad(frame, 3, constant_values=90) for frame in frames], 1)
     seen.imshow(strip, cmap="gray", vmin=0, vmax=255)
     seen.set_title("what the agent sees: a ball, a paddle")
@@ -32,10 +32,10 @@ def main(run: Path, out: Path) -> None:
     )
     score.axhline(result["random_score"], color="0.5", linestyle="--", linewidth=1)
     score.text(0, result["random_score"] - 1.6, "random agent (dashed)", color="0.4")
-    score.text(random_steps - 40, 0.2, "learning starts", color="0.4", ha="right")
+    score.text(learning_starts - 40, 0.2, "learning starts", color="0.4", ha="right")
     score.plot(result["steps"], result["score"], "o", color="C1", clip_on=False)
     score.annotate("100 games\nafterwards", (result["steps"], result["score"]), (-62, -24), textcoords="offset points")
-    score.axvline(random_steps, color="0.8", linewidth=1)
+    score.axvline(learning_starts, color="0.8", linewidth=1)
     score.set(xlabel="environment steps", ylim=(0, 10.4), title="balls caught of ten, last ten games")
 
     steps = [row["step"] for row in learning]
@@ -48,7 +48,7 @@ def main(run: Path, out: Path) -> None:
 
 def _after(envs: Envs, action: int) -> NDArray[np.uint8]:
     envs.send(np.array([action]))
-    frame: NDArray[np.uint8] = envs.receive().frame[0]
+    frame: NDArray[np.uint8] = envs.recv().frame[0, 0]
     return frame
 
 

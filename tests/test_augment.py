@@ -2,9 +2,10 @@
 
 import numpy as np
 import torch
+from conftest import plain_params
 
-from spr.augment import observations, shifted_pixels, shifted_rows
-from spr.draws import Looks
+from spr.augment import AugmentParams, observations
+from spr.ops import shifted_pixels, shifted_rows
 
 
 def naive(frames, offset, visible, shift, factor):
@@ -19,18 +20,18 @@ def naive(frames, offset, visible, shift, factor):
 
 def test_every_observation_gets_its_own_shift_and_factor():
     generator = torch.Generator().manual_seed(0)
-    frames = torch.randint(0, 256, (2, 3, 9, 84, 84), dtype=torch.uint8, generator=generator)
+    frames = torch.randint(0, 256, (2, 3, 9, 1, 84, 84), dtype=torch.uint8, generator=generator)
     offsets = torch.tensor([0, 1, 5])
     visible = torch.tensor([1.0, 1.0, 0.0, 1.0]).expand(2, 3, 3, 4)
     shift = torch.randint(-4, 5, (2, 3, 3, 2), generator=generator)
     shift[0, 0, 0], shift[1, 2, 2] = torch.tensor([-4, 4]), torch.tensor([4, -4])
     factor = torch.rand(2, 3, 3, generator=generator, dtype=torch.float64) + 0.5
-    looks = Looks(shift, shift[..., :0], torch.full((2, 3, 3), 84), factor)
-    out = observations(frames, offsets, visible, looks, largest_shift=4)
+    params = AugmentParams(shift, shift[..., :0], torch.zeros(2, 3, 3), factor)
+    out = observations(frames, offsets, visible, params, largest_shift=4)
     assert out.shape == (2, 3, 3, 4, 84, 84)
     for s, b, o in [(0, 0, 0), (0, 1, 2), (1, 0, 1), (1, 2, 2)]:
         expected = naive(
-            frames[s, b].numpy(),
+            frames[s, b, :, 0].numpy(),
             offsets[o].item(),
             visible[s, b, o].tolist(),
             shift[s, b, o].tolist(),
@@ -40,11 +41,9 @@ def test_every_observation_gets_its_own_shift_and_factor():
 
 
 def test_without_shift_frames_are_only_scaled():
-    frames = torch.arange(4 * 84 * 84).remainder(256).to(torch.uint8).view(1, 1, 4, 84, 84)
-    none = torch.zeros(1, 1, 1, dtype=torch.int64)
-    looks = Looks(none[..., None].expand(1, 1, 1, 2), none[..., None][..., :0], none + 84, none + 1.0)
-    out = observations(frames, torch.tensor([0]), torch.ones(1, 1, 1, 4), looks, 0)
-    torch.testing.assert_close(out[0, 0, 0], frames[0, 0] / 255)
+    frames = torch.arange(4 * 84 * 84).remainder(256).to(torch.uint8).view(1, 1, 4, 1, 84, 84)
+    out = observations(frames, torch.tensor([0]), torch.ones(1, 1, 1, 4), plain_params(1, 1), 0)
+    torch.testing.assert_close(out[0, 0, 0], frames[0, 0, :, 0] / 255)
 
 
 def test_pixels_and_rows_give_the_same():
@@ -57,10 +56,27 @@ def test_pixels_and_rows_give_the_same():
 
 
 def test_a_crop_is_shifted_within_its_own_edges():
-    frames = torch.randint(0, 256, (1, 1, 4, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    frames = torch.randint(0, 256, (1, 1, 4, 1, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     shift, corner = torch.tensor([-3, 2]), torch.tensor([4, 1])
-    looks = Looks(shift.view(1, 1, 1, 2), corner.view(1, 1, 1, 2), torch.full((1, 1, 1), 80), torch.ones(1, 1, 1))
-    out = observations(frames, torch.tensor([0]), torch.ones(1, 1, 1, 4), looks, 4)
+    params = AugmentParams(
+        shift.view(1, 1, 1, 2), corner.view(1, 1, 1, 2), torch.full((1, 1, 1), 4), torch.ones(1, 1, 1)
+    )
+    out = observations(frames, torch.tensor([0]), torch.ones(1, 1, 1, 4), params, 4)
     for y, x in [(0, 0), (2, 83), (40, 41), (83, 79), (83, 83)]:
         row, column = 4 + min(max(y - 3, 0), 79), 1 + min(max(x + 2, 0), 79)
-        torch.testing.assert_close(out[0, 0, 0, :, y, x], frames[0, 0, :, row, column] / 255)
+        torch.testing.assert_close(out[0, 0, 0, :, y, x], frames[0, 0, :, 0, row, column] / 255)
+
+
+def test_colour_and_other_sizes():
+    """Channels of a frame lie beside each other, frames one after another; frames need not be square."""
+    frames = torch.randint(0, 256, (1, 2, 5, 3, 20, 30), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    shift = torch.tensor([[2, -3], [0, 5]]).view(1, 2, 1, 2)
+    params = AugmentParams(shift, shift[..., :0], shift[..., 0] * 0, torch.ones(1, 2, 1))
+    visible = torch.tensor([0.0, 1.0]).view(1, 1, 1, 2).expand(1, 2, 1, 2)
+    out = observations(frames, torch.tensor([3]), visible, params, largest_shift=5)
+    assert out.shape == (1, 1, 2, 6, 20, 30)
+    assert not out[0, 0, :, :3].any()
+    for row, (down, right) in enumerate([(2, -3), (0, 5)]):
+        for y, x in [(0, 0), (19, 29), (7, 1), (18, 28)]:
+            expected = frames[0, row, 4, :, min(max(y + down, 0), 19), min(max(x + right, 0), 29)] / 255
+            torch.testing.assert_close(out[0, 0, row, 3:, y, x], expected)

@@ -12,48 +12,51 @@ import signal
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from conftest import CPU, TINY, as_options
 from safetensors.torch import load, save
 
-from spr import checkpoint, runs, session
-from spr.checkpoint import Checkpoint, Spec, UnusableError
+from spr import checkpoint, events, resume, runner, runs
+from spr.checkpoint import Checkpoint, Spec
 from spr.cli import main
 from spr.envs import make
-from spr.errors import UserError
+from spr.errors import UnusableError, UserError
 from spr.evaluate import play
 from spr.fleet import assemble
 from spr.graphs import Inbox, Outbox
 from spr.learner import Learner
 from spr.presets import preset_config
+from spr.rng import RawNumbers
+from spr.schedules import beta_at
 from spr.train import Training
 
-CPU = torch.device("cpu")
-TINY = {"network.hidden": 16, "replay.batch": 4, "learner.depth": 2, "schedule.random_steps": 60}
 CONFIG = preset_config("spr").override(TINY | {"schedule.steps": 90, "replay.capacity": 75})
 # How many times the killed runs below are killed: CI has a few, the whole proof is `SPR_KILLS=20 pytest -k killed`.
 KILLS = int(os.environ.get("SPR_KILLS", "3"))
 
 
 def training(seeds, config=CONFIG, game="catch"):
-    return Training(assemble(config, make(game, len(seeds)), seeds, CPU))
+    return Training(assemble(config, make(game, len(seeds), obs=config.observation), seeds, CPU))
 
 
 def after(steps, seeds=(0, 1, 2), config=CONFIG, game="catch"):
     """A fleet after some steps, with its rows of metrics."""
     fleet = training(seeds, config, game)
     rows = []
-    for tick in fleet.ticks():
-        rows.append(tick.rows)
-        if tick.step == steps:
+    for info in fleet.run():
+        rows.append(info.rows)
+        if info.step == steps:
             break
     return fleet, rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["spr", "spr_noaug", "der", "drq"])
 @pytest.mark.parametrize("step", [40, 76])  # before learning starts; and after the ring has wrapped around
 def test_a_restored_fleet_goes_on_to_the_same_bits(preset, step):
@@ -63,15 +66,16 @@ def test_a_restored_fleet_goes_on_to_the_same_bits(preset, step):
     whole, rows = after(90, config=config)
     cut, first = after(step, config=config)
     resumed = training((0, 1, 2), config)
-    assert list(resumed.restore(cut.snapshots())) == list(range(1, step + 1))
-    rest = [tick.rows for tick in resumed.ticks()]
+    assert list(resume.restore(resumed, resume.snapshots(cut))) == list(range(1, step + 1))
+    rest = [info.rows for info in resumed.run()]
     assert first + rest == rows
-    for name in ("weights", "averaged", "copied", "first_moment", "second_moment", "count"):
+    for name in ("weights", "ema", "target", "first_moment", "second_moment", "count"):
         assert torch.equal(getattr(whole.fleet.state, name), getattr(resumed.fleet.state, name)), name
-    for name in ("priority", "frames", "actions", "rewards", "first", "truncated"):
+    for name in ("priority", "frames", "actions", "rewards", "is_first", "truncated"):
         assert torch.equal(getattr(whole.fleet.replay, name), getattr(resumed.fleet.replay, name)), name
 
 
+@pytest.mark.slow
 def test_nothing_is_sent_again_before_the_device_has_had_it(monkeypatch):
     """A CPU is never late, a GPU may be: between two sendings of one thing, something later must be waited for."""
     sent, again, times = set(), [], 0
@@ -92,46 +96,49 @@ def test_nothing_is_sent_again_before_the_device_has_had_it(monkeypatch):
     monkeypatch.setattr(Outbox, "read", reading)
     cut, _ = after(70)
     resumed = training((0, 1, 2))
-    list(resumed.restore(cut.snapshots()))
-    list(resumed.ticks())
+    list(resume.restore(resumed, resume.snapshots(cut)))
+    list(resumed.run())
     list(play(CONFIG, "catch", resumed.fleet.state.params, (0, 1, 2)))
     assert times > 2 * 70 + 90
     assert not again
 
 
+@pytest.mark.slow
 def test_an_agent_of_a_fleet_goes_on_alone():
     whole, _ = after(90)
     cut, _ = after(70)
     alone = training([1])
-    list(alone.restore(cut.snapshots()[1:2]))
-    list(alone.ticks())
+    list(resume.restore(alone, resume.snapshots(cut)[1:2]))
+    list(alone.run())
     torch.testing.assert_close(alone.fleet.state.weights, whole.fleet.state.weights[1:2], rtol=0, atol=1e-5)
 
 
 def test_a_game_that_does_not_repeat_itself_is_noticed():
-    saved = after(70, [0])[0].snapshots()
+    saved = resume.snapshots(after(70, [0])[0])
     saved[0].tensors["rewards"][33] += 1
     with pytest.raises(UserError, match="did not repeat itself at step 33"):
-        list(training([0]).restore(saved))
+        list(resume.restore(training([0]), saved))
 
 
+@pytest.mark.slow
 def test_a_whole_checkpoint_is_small_enough():
     config = preset_config("spr")
     fleet = assemble(config, make("kangaroo", 1), [0], CPU)
-    assert sum(spec.bytes for spec in Training(fleet).specs(100_000).values()) < 80e6
+    assert sum(spec.bytes for spec in resume.specs(Training(fleet), 100_000, 9).values()) < 80e6
 
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
     folder = tmp_path_factory.mktemp("good")
     fleet, _ = after(70, [0])
-    (snapshot,) = fleet.snapshots()
+    (snapshot,) = resume.snapshots(fleet)
     checkpoint.write(folder, snapshot)
-    return fleet.specs(70), snapshot, checkpoint.path_of(folder, 70).read_bytes()
+    wanted = resume.specs(fleet, 70, len(snapshot.about["metrics"]))
+    return lambda _: wanted, snapshot, checkpoint.path_of(folder, 70).read_bytes()
 
 
-def read(folder, data, specs, step=70):
-    checkpoint.path_of(folder, step).write_bytes(data)
+def read(folder, data, specs, step=70, name=None):
+    (folder / (name or f"checkpoint-{step:010}.safetensors")).write_bytes(data)
     return checkpoint.read(folder, step, specs)
 
 
@@ -140,7 +147,8 @@ def test_what_is_written_is_read(good, tmp_path):
     back = read(tmp_path, data, specs)
     assert back.tensors.keys() == snapshot.tensors.keys()
     assert all(torch.equal(back.tensors[name], tensor) for name, tensor in snapshot.tensors.items())
-    assert back.about == snapshot.about | {"step": 70}
+    assert back.about == snapshot.about | {"step": 70, "format": 2}
+    assert load(data).keys() == snapshot.tensors.keys()  # any tool that reads safetensors opens it
 
 
 def test_torn_files_are_recognised_wherever_they_end(good, tmp_path):
@@ -148,7 +156,7 @@ def test_torn_files_are_recognised_wherever_they_end(good, tmp_path):
     for end in [0, 1, 20, 100, *range(2**16, len(data), 2**16), len(data) - 1]:
         with pytest.raises(UnusableError):
             read(tmp_path, data[:end], specs)
-    with pytest.raises(UnusableError, match="bytes long instead of"):
+    with pytest.raises(UnusableError, match="does not end with them"):
         read(tmp_path, data + b"x", specs)
 
 
@@ -162,10 +170,41 @@ def test_flipped_bytes_are_recognised(good, tmp_path):
             read(tmp_path, bytes(flipped), specs)
 
 
-def signed(payload):
-    """A payload with the lines that make it a checkpoint: what a clever forger would write."""
+def as_in_0_7(snapshot):
+    """What version 0.7 wrote: safetensors behind two lines, under the names of then."""
+    names = {"ema": "averaged", "target": "copied", "metrics": "watched", "metrics_updates": "watched_updates"}
+    tensors, about = ({names.get(k, k): v for k, v in part.items()} for part in (snapshot.tensors, snapshot.about))
+    payload = save(tensors, {"about": json.dumps(about | {"step": snapshot.step})})
     says = {"format": 1, "bytes": len(payload), "sha256": hashlib.sha256(payload).hexdigest()}
     return b"SPR checkpoint\n" + json.dumps(says).encode() + b"\n" + payload
+
+
+def test_a_checkpoint_of_0_7_is_read_and_verified(good, tmp_path):
+    specs, snapshot, _ = good
+    old, name = as_in_0_7(snapshot), "checkpoint-0000000070.spr"
+    back = read(tmp_path, old, specs, name=name)
+    assert back.tensors.keys() == snapshot.tensors.keys()
+    assert all(torch.equal(back.tensors[key], tensor) for key, tensor in snapshot.tensors.items())
+    assert back.about == snapshot.about | {"step": 70}
+    assert checkpoint.steps_of(tmp_path) == [70]
+    for place in (3, 40, len(old) // 2, len(old) - 1):
+        flipped = bytearray(old)
+        flipped[place] ^= 0x10
+        with pytest.raises(UnusableError):
+            read(tmp_path, bytes(flipped), specs, name=name)
+    checkpoint.write(tmp_path, snapshot)  # the same step, by this version
+    checkpoint.remove(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def forged(tensors, about="{}", **more):
+    """A file whose checksum is right: what a clever forger would write."""
+    data = save(tensors, {"about": about, **more})
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["__metadata__"]["sha256"] = checkpoint._checksum(header, data[8 + length :])
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data[8 + length :]
 
 
 class Bomb:
@@ -176,15 +215,13 @@ class Bomb:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (pickle.dumps(Bomb()), "not a checkpoint"),
-        (signed(pickle.dumps(Bomb())), "damaged"),
-        (b"SPR checkpoint\n[1, 2]\n", "first lines are damaged"),
-        (b'SPR checkpoint\n{"format": "new", "bytes": 1, "sha256": 0}\n', "first lines are damaged"),
-        (b'SPR checkpoint\n{"format": 1, "bytes": 900000000000, "sha256": ""}\n', "claims 900,000,000,000 bytes"),
-        (signed(save({"weights": torch.zeros(3)}, {"about": "{}"})), "not what this run's configuration asks for"),
-        (signed(save({"weights": torch.zeros(3)}, {"about": "[]"})), "not what this run's configuration asks for"),
-        (signed(save({"weights": torch.zeros(3)})), "about itself is damaged"),
-        (signed((2**62).to_bytes(8, "little") + b"{}"), "damaged"),
+        (pickle.dumps(Bomb()), "damaged"),
+        (b"", "damaged"),
+        (b"\x02" + b"\0" * 7 + b"[]", "damaged"),
+        (forged({"weights": torch.zeros(3)}), "not what this run's configuration asks for"),
+        (forged({"weights": torch.zeros(3)}, about="[]"), "damaged"),
+        (save({"weights": torch.zeros(3)}), "damaged"),
+        ((2**62).to_bytes(8, "little") + b"{}", "damaged"),
     ],
 )
 def test_hostile_files_are_refused_without_running_them(good, tmp_path, data, reason):
@@ -194,19 +231,19 @@ def test_hostile_files_are_refused_without_running_them(good, tmp_path, data, re
 
 def test_absurd_shapes_take_no_memory(good, tmp_path):
     specs, _, _ = good
-    header = {name: {"dtype": "F32", "shape": [10**9, 10**6], "data_offsets": [0, 0]} for name in specs}
+    header = {name: {"dtype": "F32", "shape": [10**9, 10**6], "data_offsets": [0, 0]} for name in specs({})}
     header["__metadata__"] = {"about": json.dumps({"step": 70})}
     text = json.dumps(header).encode()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UnusableError, match="not what this run's configuration asks for"):
-        read(tmp_path, signed(len(text).to_bytes(8, "little") + text), specs)
+        read(tmp_path, len(text).to_bytes(8, "little") + text, specs)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
 
 def test_a_newer_format_is_refused_in_one_line(good, tmp_path):
-    specs, _, data = good
-    with pytest.raises(UserError, match=r"format 2, which a newer version of spr wrote"):
-        read(tmp_path, data.replace(b'"format": 1', b'"format": 2', 1), specs)
+    newer = forged({"weights": torch.zeros(3)}, about=json.dumps({"format": 3, "step": 70}))
+    with pytest.raises(UserError, match=r"format 3, which a newer version of spr wrote"):
+        read(tmp_path, newer, good[0])
 
 
 def test_the_last_two_are_kept(tmp_path):
@@ -215,7 +252,7 @@ def test_the_last_two_are_kept(tmp_path):
     assert checkpoint.steps_of(tmp_path) == [30, 20]
     os.utime(checkpoint.path_of(tmp_path, 30), (0, 0))  # a clock that went backwards changes nothing
     assert checkpoint.steps_of(tmp_path) == [30, 20]
-    back = checkpoint.read(tmp_path, 20, {"x": Spec((2,), torch.int64)})
+    back = checkpoint.read(tmp_path, 20, lambda _: {"x": Spec((2,), torch.int64)})
     assert back.tensors["x"].tolist() == [20, 20]
     checkpoint.remove(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -232,13 +269,14 @@ def full_disk(folder, limit):
         (folder / "said").write_text(str(error))
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_good_one(tmp_path):
     process = CONTEXT.Process(target=full_disk, args=(tmp_path, 2**16))
     process.start()
     process.join(60)
     assert "the last good one is of step 10" in (tmp_path / "said").read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-0000000010.spr", "said"]
-    assert checkpoint.read(tmp_path, 10, {"x": Spec((10,), torch.float32)}).step == 10
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-0000000010.safetensors", "said"]
+    assert checkpoint.read(tmp_path, 10, lambda _: {"x": Spec((10,), torch.float32)}).step == 10
 
 
 def test_a_folder_that_can_not_be_written_to_is_named(tmp_path):
@@ -271,8 +309,7 @@ def start(arguments, out):
 
 
 def arguments(game, seeds, out, steps):
-    small = [f"{name}={value}" for name, value in (TINY | {"evaluation.episodes": 2}).items()]
-    changes = [part for change in small for part in ("--set", change)]
+    changes = as_options(TINY | {"evaluation.episodes": 2})
     often = ["--steps", str(steps), "--checkpoint-every", "5", "--device", "cpu"]
     return ["train", game, "--seeds", *map(str, seeds), *changes, *often, "--out", str(out)]
 
@@ -290,6 +327,7 @@ def filling_disk(arguments, out, folder):
     command(arguments, out)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_disk_that_fills_up_ends_with_a_line_and_goes_on_when_there_is_room(tmp_path):
     folder = runs.folder(tmp_path / "runs", "spr", "catch", 0)
     asked = arguments("catch", [0], tmp_path / "runs", 90)
@@ -348,22 +386,23 @@ def test_a_folder_that_became_read_only_keeps_its_last_good_one(tmp_path):
     process.start()
     process.join(60)
     assert "Permission denied; the last good one is of step 10" in said.read_text()
-    assert [path.name for path in folder.iterdir()] == ["checkpoint-0000000010.spr"]
-    assert checkpoint.read(folder, 10, {"x": Spec((10,), torch.float32)}).step == 10
+    assert [path.name for path in folder.iterdir()] == ["checkpoint-0000000010.safetensors"]
+    assert checkpoint.read(folder, 10, lambda _: {"x": Spec((10,), torch.float32)}).step == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("game", "seeds"), [("catch", [0]), ("ms_pacman", [0]), ("catch", [0, 1, 2])])
 def test_a_run_killed_again_and_again_ends_like_one_that_was_not(game, seeds, tmp_path):
     steps = 120 * KILLS
     whole = start(arguments(game, seeds, tmp_path / "whole", steps), tmp_path / "whole.txt")
     whole.join(900)
     assert whole.exitcode == 0, (tmp_path / "whole.txt").read_text()
-    dice = random.Random(len(seeds))
+    rng = random.Random(len(seeds))
     killed = 0
     log = tmp_path / "killed.txt"
     while killed < KILLS:
         process = start([*arguments(game, seeds, tmp_path / "killed", steps), "--resume"], log)
-        process.join(dice.uniform(0.2, 1.6))
+        process.join(rng.uniform(0.2, 1.6))
         assert process.is_alive(), f"it came to its end, or to an error, after {killed} kills: {log.read_text()}"
         process.kill()
         process.join()
@@ -376,13 +415,14 @@ def test_a_run_killed_again_and_again_ends_like_one_that_was_not(game, seeds, tm
         one, two = (runs.folder(tmp_path / where, "spr", game, seed) for where in ("whole", "killed"))
         for name in ("agent.safetensors", "metrics.jsonl", "config.json"):
             assert (one / name).read_bytes() == (two / name).read_bytes(), name
-        last, like = (load(checkpoint.path_of(f, steps).read_bytes().split(b"\n", 2)[2]) for f in (one, two))
+        last, like = (load(checkpoint.path_of(f, steps).read_bytes()) for f in (one, two))
         assert last.keys() == like.keys() >= {"priority", "generator", "first_moment"}
         assert all(torch.equal(last[name], like[name]) for name in last)
         results = [json.loads((folder / "result.json").read_text()) for folder in (one, two)]
         assert results[0]["episodes"] == results[1]["episodes"]
 
 
+@pytest.mark.slow
 def test_the_one_before_is_used_when_the_last_is_damaged(tmp_path, capsys, monkeypatch):
     order = arguments("catch", [0], tmp_path, 80)
     wrote = []
@@ -401,31 +441,54 @@ def test_the_one_before_is_used_when_the_last_is_damaged(tmp_path, capsys, monke
     said = capsys.readouterr().out
     # The terminal's width may break it anywhere: before it stands a path.
     said = "".join(said.split())
-    assert "checkpoint-0000000080.spr can't be used: its checksum does not match its content".replace(" ", "") in said
+    assert (
+        "checkpoint-0000000080.safetensors can't be used: its checksum does not match its content".replace(" ", "")
+        in said
+    )
     assert (folder / "agent.safetensors").read_bytes() == weights
     assert (folder / "metrics.jsonl").read_bytes() == metrics
 
 
-def test_what_a_first_learning_step_compiles_is_announced_before_it_and_once(tmp_path, monkeypatch):
-    """To whoever watches a GPU; here the moments at which it is said are asked for, on a CPU."""
-    seen, said = [0], []
+@pytest.mark.slow
+def test_what_a_first_learning_step_compiles_is_told_before_it_and_once(tmp_path, monkeypatch):
+    """To whoever watches a GPU; here the moments at which it is told, on a CPU that says it is one."""
+    monkeypatch.setattr(runner, "_compiles", lambda _: True)
     monkeypatch.setattr(checkpoint, "remove", lambda _: None)
-    show = session.Bar.show
-    monkeypatch.setattr(session.Bar, "show", lambda bar, done, *a: (seen.append(done), show(bar, done, *a)))
-    monkeypatch.setattr(session, "_announce", lambda *_: said.append(seen[-1]))
-    order = arguments("catch", [0], tmp_path, 80)
-    assert main(order) == 0
-    assert said == [TINY["schedule.random_steps"]]
-    folder = runs.folder(tmp_path, "spr", "catch", 0)
-    (folder / "result.json").unlink()
-    checkpoint.path_of(folder, 80).unlink()
-    assert main([*order, "--resume"]) == 0
-    assert said[1:] == [75]
+    config = CONFIG.override({"evaluation.episodes": 1, "schedule.steps": 80})
+    job = runner.TrainJob("spr", "catch", (0,), config, CPU, "fp32", tmp_path, 5)
+
+    def told(**how):
+        seen = []
+        assert runner.run_training(job, seen.append, lambda: False, **how) == 0
+        steps = [event for event in seen if isinstance(event, events.Compiling | events.Stepped)]
+        return [after.info.step - 1 for event, after in pairwise(steps) if isinstance(event, events.Compiling)]
+
+    assert told() == [TINY["schedule.learning_starts"]]
+    (job.folder(0) / "result.json").unlink()
+    checkpoint.path_of(job.folder(0), 80).unlink()
+    assert told(resume_runs=True) == [75]
+
+
+@pytest.mark.slow
+def test_a_wish_to_stop_interrupts_an_evaluation_and_a_replay_at_once(tmp_path):
+    config = CONFIG.override({"evaluation.episodes": 3, "schedule.steps": 80})
+    job = runner.TrainJob("spr", "catch", (0,), config, CPU, "fp32", tmp_path, 5)
+    for kind, how in ((events.Evaluated, {}), (events.Replaying, {"resume_runs": True})):
+        seen = []
+
+        def stop(seen=seen, kind=kind):
+            return any(isinstance(event, kind) for event in seen)
+
+        with pytest.raises(KeyboardInterrupt):
+            runner.run_training(job, seen.append, stop, **how)
+        assert not runs.finished(job.folder(0))
+    assert runner.run_training(job, seen.append, lambda: False, resume_runs=True) == 0
+    assert runs.finished(job.folder(0))
 
 
 def test_a_fleet_killed_while_its_first_checkpoints_are_written_stays_together(tmp_path):
     """Runs with a checkpoint each, and one that has none yet; a new seed beside them is another fleet."""
-    order = session.Order("spr", "catch", (0, 1, 2), preset_config("spr"), torch.device("cpu"), "fp32", tmp_path, 5)
+    order = runner.TrainJob("spr", "catch", (0, 1, 2), preset_config("spr"), CPU, "fp32", tmp_path, 5)
 
     def leave(seed, *steps):
         folder = order.folder(seed)
@@ -436,14 +499,15 @@ def test_a_fleet_killed_while_its_first_checkpoints_are_written_stays_together(t
 
     leave(0, 5)
     leave(1, 5)
-    assert session._fleets(order, [0, 1, 2]) == [[2], [0, 1]]
+    assert runner._fleets(order, [0, 1, 2]) == [[2], [0, 1]]
     leave(2)
-    assert session._fleets(order, [0, 1, 2]) == [[0, 1, 2]]
+    assert runner._fleets(order, [0, 1, 2]) == [[0, 1, 2]]
     leave(3, 10, 15)
-    assert session._fleets(order, [0, 1, 2, 3]) == [[2], [0, 1], [3]]
-    assert session._fleets(order, []) == []
+    assert runner._fleets(order, [0, 1, 2, 3]) == [[2], [0, 1], [3]]
+    assert runner._fleets(order, []) == []
 
 
+@pytest.mark.slow
 def test_an_agent_of_an_unfinished_run_says_so_wherever_it_is_evaluated(tmp_path, capsys):
     order = arguments("catch", [0], tmp_path, 70)
     assert main(order) == 0
@@ -461,6 +525,7 @@ def test_an_agent_of_an_unfinished_run_says_so_wherever_it_is_evaluated(tmp_path
         assert "an unfinished run: this agent has learnt for 65 of 70 steps" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_run_and_other_settings_are_refused(tmp_path, capsys):
     order = arguments("catch", [0], tmp_path, 70)
     with runs.locked([runs.folder(tmp_path, "spr", "catch", 0)]):
@@ -496,79 +561,92 @@ class Dream(gymnasium.Env):
         return self.image(), float(self.left), self.left == 0, False, {}
 
 
-@pytest.mark.parametrize("capacity", [200, 75])
-def test_an_environment_that_can_not_be_played_again_keeps_its_memory_and_begins_a_new_game(capacity):
+COLOUR = {"observation.height": 64, "observation.width": 60, "observation.channels": 3, "observation.stack": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capacity", "seen"), [(200, {}), (75, {}), (75, COLOUR)])
+def test_an_environment_that_can_not_be_played_again_keeps_its_memory_and_begins_a_new_game(capacity, seen):
     gymnasium.register("Dream-v0", Dream)
-    config = CONFIG.override({"replay.capacity": capacity, "replay.n_step": 3})
+    config = CONFIG.override({"replay.capacity": capacity, "replay.n_step": 3} | seen)
     cut, _ = after(80, (0, 1), config, "Dream-v0")
-    saved = cut.snapshots()
+    saved = resume.snapshots(cut)
     resumed = training((0, 1), config, "Dream-v0")
-    list(resumed.restore(saved))
+    list(resume.restore(resumed, saved))
     assert resumed.restarts == [80]
     old, new = cut.fleet.replay, resumed.fleet.replay
     new.check()
-    for name in ("frames", "actions", "rewards", "first", "priority"):
+    for name in ("frames", "actions", "rewards", "is_first", "priority"):
         assert torch.equal(getattr(old, name), getattr(new, name)), name
     last = 79 % new.capacity
     assert new.truncated[:, last].all()  # as after a time limit: no sequence crosses this place
     assert torch.equal(old.truncated[:, :last], new.truncated[:, :last])
-    steps = [tick.step for tick in resumed.ticks()]
+    steps = [info.step for info in resumed.run()]
     assert steps == list(range(81, 91))
     crossing = [(79 - i) % new.capacity for i in range(3)]
     assert not new.priority[:, crossing].any()
-    assert resumed.snapshots()[0].about["restarts"] == [80]
+    assert resume.snapshots(resumed)[0].about["restarts"] == [80]
 
 
 def poisoned(monkeypatch, agent, when):
     """Let one agent's update fail: one of its weights becomes infinite just before its numbers are used."""
-    prepare = Learner.prepare
+    compute = Learner.gradients_and_priorities
     made = []
 
     def failing(self, state, *rest):
         made.append(1)
         if len(made) == when:
             state.weights[agent, 100] = torch.inf
-        return prepare(self, state, *rest)
+        return compute(self, state, *rest)
 
-    monkeypatch.setattr(Learner, "prepare", failing)
+    monkeypatch.setattr(Learner, "gradients_and_priorities", failing)
 
 
-def test_a_fault_stops_one_agent_and_its_dump_fails_again(monkeypatch):
+def update_again(training, saved):
+    """Do the update by which an agent diverged, of a fleet of one, and return its metrics."""
+    list(resume.restore(training, [saved]))
+    fleet = training.fleet
+    raw = RawNumbers(*(saved.tensors[f"raw_{name}"][None] for name in RawNumbers._fields))
+    beta = torch.tensor(beta_at(fleet.config, saved.step - 1))
+    return fleet.learner.update(fleet.state, fleet.replay, fleet.rng, raw, beta)
+
+
+@pytest.mark.slow
+def test_divergence_stops_one_agent_and_its_update_can_be_reproduced(monkeypatch):
     whole, rows = after(90, (0, 1, 2))
     with monkeypatch.context() as patch:
         poisoned(patch, agent=1, when=20)  # the second update after step 69
         fleet = training((0, 1, 2))
-        ticks = list(fleet.ticks())
-    assert [(tick.step, tick.faults) for tick in ticks if tick.faults] == [(71, [1])]
-    assert fleet.faults == {1: 70}
+        ticks = list(fleet.run())
+    assert [(info.step, info.diverged) for info in ticks if info.diverged] == [(71, [1])]
+    assert fleet.diverged == {1: 70}
     for healthy in (0, 2):
         assert torch.equal(fleet.fleet.state.weights[healthy], whole.fleet.state.weights[healthy])
         assert torch.equal(fleet.fleet.replay.priority[healthy], whole.fleet.replay.priority[healthy])
-        assert [tick.rows and tick.rows[healthy] for tick in ticks] == [row and row[healthy] for row in rows]
+        assert [info.rows and info.rows[healthy] for info in ticks] == [row and row[healthy] for row in rows]
     assert fleet.fleet.state.weights[1].isinf().sum() == 1  # as it was before the update that failed
 
-    dump = fleet.dump(1)
+    saved = resume.diverged_update(fleet, 1)
     again = training([1])
-    watched = again.fail_again(dump)
-    assert not watched["loss"].isfinite().all()
-    assert again.fleet.state.faulty.tolist() == [True]
-    dump.tensors["weights"][100] = 0  # without the cause it does not fail, so it was the cause
-    sound = training([1])
-    assert sound.fail_again(dump)["loss"].isfinite().all()
+    assert not update_again(again, saved)["loss"].isfinite().all()
+    assert again.fleet.state.diverged.tolist() == [True]
+    saved.tensors["weights"][100] = 0  # without the cause it does not diverge, so it was the cause
+    assert update_again(training([1]), saved)["loss"].isfinite().all()
 
 
-def test_a_failed_run_has_no_score_and_the_others_have_theirs(tmp_path, monkeypatch, capsys):
+@pytest.mark.slow
+def test_a_diverged_run_has_no_score_and_the_others_have_theirs(tmp_path, monkeypatch, capsys):
     poisoned(monkeypatch, agent=0, when=5)
     assert main(arguments("catch", [0, 1], tmp_path, 80)) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "seed 0: a loss or gradient was not finite in the updates after step 63" in said
+    assert "seed 0 diverged: a loss or gradient was not finite in the updates after step 63" in said
     bad, good = (runs.folder(tmp_path, "spr", "catch", seed) for seed in (0, 1))
-    assert {path.name for path in bad.iterdir()} >= {"fault.json", "fault.spr"}
+    assert {path.name for path in bad.iterdir()} >= {"diverged.json", "diverged.safetensors"}
     assert not (bad / "result.json").exists()
     assert not (bad / "agent.safetensors").exists()
     assert "NaN" not in (bad / "metrics.jsonl").read_text()
     assert json.loads((good / "result.json").read_text())["episodes"]
-    assert json.loads((bad / "fault.json").read_text())["step"] == 63
+    assert json.loads((bad / "diverged.json").read_text())["step"] == 63
     monkeypatch.undo()
     assert main([*arguments("catch", [0, 1], tmp_path, 80), "--resume"]) == 1
-    assert "failed, skipped: seed 0" in capsys.readouterr().out
+    assert "diverged (--overwrite starts again), skipped: seed 0" in capsys.readouterr().out

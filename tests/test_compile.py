@@ -2,52 +2,49 @@
 
 import pytest
 import torch
+from conftest import CPU
 
-from spr import augment, networks
+from spr.actor import ActStep
 from spr.envs import make
-from spr.fleet import Turn, assemble
-from spr.learner import Updates
+from spr.fleet import assemble
+from spr.learner import UpdateRunner
 from spr.presets import preset_config
 from spr.train import train
-
-CPU = torch.device("cpu")
 
 
 def whole(function):
     return torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset", ["spr", "spr_authors", "spr_noaug", "curl", "otrainbow", "spr_nostopgrad", "contrastive_1step"]
 )
-def test_an_update_and_a_turn_are_whole_graphs(preset, monkeypatch):
-    def as_on_a_gpu(x, weight, stride=1, padding=0):
-        return networks.shift_and_add(x, weight, stride, padding)
-
-    monkeypatch.setattr(networks, "convolve", as_on_a_gpu)
-    monkeypatch.setattr(augment, "shifted_rows", lambda *args: augment.shifted_pixels(*args[:-1]))
+@pytest.mark.usefixtures("gpu_ops")
+def test_an_update_and_an_acting_step_are_whole_graphs(preset):
     torch._dynamo.reset()
-    small = {"replay.batch": 4, "network.hidden": 16, "schedule.random_steps": 100, "schedule.steps": 3_000}
+    small = {"replay.batch_size": 4, "network.hidden": 16, "schedule.learning_starts": 100, "schedule.steps": 3_000}
     config = preset_config(preset).override(small)
 
     def world():
         fleet = assemble(config, make("catch", 2), [0, 1], CPU)
-        next(tick for tick in train(fleet) if tick.step == 100)
-        return fleet, Updates(fleet.learner, fleet.state, fleet.replay, fleet.dice), Turn(fleet)
+        next(info for info in train(fleet) if info.step == 100)
+        return fleet, UpdateRunner(fleet.learner, fleet.state, fleet.replay, fleet.rng), ActStep(fleet)
 
-    eager, eager_updates, eager_turn = world()
-    fleet, updates, turn = world()
+    eager, eager_updates, eager_step = world()
+    fleet, updates, act_step = world()
     fleet.learner._fused = False
-    updates._cut, updates._prepare = whole(updates._cut), whole(updates._prepare)
-    updates._step = whole(updates._step)
-    turn._seen = whole(turn._seen)
+    learner = fleet.learner
+    learner._cut_draws, learner._step = whole(learner._cut_draws), whole(learner._step)
+    learner._gradients_and_priorities = whole(learner._gradients_and_priorities)
+    act_step._select, updates._note_raw = whole(act_step._select), whole(updates._note_raw)
     for _ in range(2):
         for one in (eager_updates, updates):
             one.beta.fill_(0.4)
             one()
-        for one in (eager_turn, turn):
-            one.choose(greedy=True)
-        assert (eager_turn.chosen()[0] == turn.chosen()[0]).all()
+        for one in (eager_step, act_step):
+            one.act_async(greedy=True)
+        assert (eager_step.act_wait()[0] == act_step.act_wait()[0]).all()
     torch.testing.assert_close(fleet.state.weights, eager.state.weights)
     torch.testing.assert_close(fleet.replay.priority, eager.replay.priority)
     compiled_means = updates.means()

@@ -1,4 +1,4 @@
-"""What a person sees and how a person stops: lines in a pipe, and signals that are wishes."""
+"""What a person sees and how a person stops: lines in a pipe, and signals that are polled."""
 
 import ctypes
 import io
@@ -72,9 +72,9 @@ def test_the_first_signal_asks_and_a_later_one_kills(monkeypatch):
     with StopRequest() as stop:
         assert not stop.check()
         os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)  # the same wish, sent to the process and to its group
+        os.kill(os.getpid(), signal.SIGINT)  # the same signal, sent to the process and to its group
         assert stop.check()
-        monkeypatch.setattr(display, "_SAME_WISH", 0.0)
+        monkeypatch.setattr(display, "_SAME_SIGNAL", 0.0)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGINT) == before

@@ -6,14 +6,16 @@ import pytest
 from ale_py import ALEVectorInterface, roms
 
 from spr import envs as envs_module
-from spr.envs import Atari, Catch, make, rom_checksum, rom_of, rom_path, rom_problem, seeds_for, to_frame
+from spr.config import ObservationConfig
+from spr.envs import Atari, Catch, make, seeds_for, to_frame
 from spr.errors import UserError
 from spr.games import PublishedRom, game_names, reference_table, unlike_published
+from spr.roms import rom_checksum, rom_of, rom_path, rom_problem
 
 
 def step(envs, action):
     envs.send(action)
-    return envs.receive()
+    return envs.recv()
 
 
 def play(envs, seeds, steps, seed=0):
@@ -21,16 +23,17 @@ def play(envs, seeds, steps, seed=0):
     frames = [envs.reset(seeds)]
     outs = []
     for _ in range(steps):
-        outs.append(step(envs, random.integers(0, envs.actions, len(seeds))))
+        outs.append(step(envs, random.integers(0, envs.num_actions, len(seeds))))
         frames.append(outs[-1].frame)
     envs.close()
     return np.stack(frames), outs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", game_names())
 def test_every_game_starts_and_moves(game):
     frames, outs = play(make(game, 2), [1, 2], 120)
-    assert frames.shape == (121, 2, 84, 84)
+    assert frames.shape == (121, 2, 1, 84, 84)
     assert frames.dtype == np.uint8
     assert frames.std() > 0
     assert (frames[0] != frames[-1]).any()
@@ -48,7 +51,7 @@ def test_a_lost_life_does_not_reset_breakout():
         terminals += int(out.terminal[0])
         overs += int(out.game_over[0])
         if out.terminal[0] and not out.game_over[0]:
-            walls.append(out.frame[0, 24:36].sum())
+            walls.append(out.frame[0, 0, 24:36].sum())
         assert not out.game_over[0] or out.terminal[0]
     envs.close()
     assert terminals == 10  # five lives a game, two games
@@ -57,6 +60,7 @@ def test_a_lost_life_does_not_reset_breakout():
     assert walls[3] < walls[0] or walls[7] < walls[4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("game", "noop_max"), [*((game, 30) for game in game_names()), ("amidar", 1)])
 def test_every_end_of_a_game_is_seen_and_nothing_else_is_taken_for_one(game, noop_max, monkeypatch):
     """Past two ends, by random play, beside emulators of the same game that report nothing but its end.
@@ -77,10 +81,10 @@ def test_every_end_of_a_game_is_seen_and_nothing_else_is_taken_for_one(game, noo
     plain.reset(np.arange(1), start)
     over = lost = 0
     while over < 2:
-        action = random.integers(envs.actions, size=1)
+        action = random.integers(envs.num_actions, size=1)
         envs.send(action)
         plain.send(action, np.ones(1, np.float32))
-        out = envs.receive()
+        out = envs.recv()
         _, reward, ended, cut, _ = plain.recv()
         assert out.reward[0] == reward[0]
         assert out.game_over[0] == (ended[0] or cut[0])
@@ -96,7 +100,7 @@ def test_no_fire_is_pressed_for_the_player():
     frames = [envs.reset([0])]
     frames += [step(envs, np.zeros(1, np.int64)).frame for _ in range(30)]
     envs.close()
-    below_the_wall = np.stack(frames)[:, 0, 40:72, 10:74]  # without FIRE no ball ever flies here
+    below_the_wall = np.stack(frames)[:, 0, 0, 40:72, 10:74]  # without FIRE no ball ever flies here
     assert (below_the_wall == below_the_wall[0]).all()
 
 
@@ -106,13 +110,14 @@ def test_rewards_are_raw():
     assert set(rewards.tolist()) >= {0.0, 10.0}
 
 
+@pytest.mark.slow
 def test_same_seed_and_actions_give_the_same_game_in_any_vector():
     one, _ = play(make("seaquest", 1), [11], 300)
     random = np.random.default_rng(0)
     wide = make("seaquest", 3)
     frames = [wide.reset([5, 11, 8])]
     for _ in range(300):
-        action = random.integers(0, wide.actions, 1)
+        action = random.integers(0, wide.num_actions, 1)
         frames.append(step(wide, np.array([0, action[0], 3])).frame)
     wide.close()
     assert (np.stack(frames)[:, 1] == one[:, 0]).all()
@@ -134,12 +139,12 @@ def test_the_protocol_is_stamped():
     assert envs.protocol["name"] == "atari"
     assert envs.protocol["repeat_action_probability"] == 0
     assert envs.protocol["max_num_frames_per_episode"] == 108_000
-    assert envs.actions == 6
+    assert envs.num_actions == 6
     envs.close()
 
 
 def test_a_missing_rom_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(envs_module, "_WHEEL", tmp_path)
+    monkeypatch.setattr("spr.roms._WHEEL", tmp_path)
     assert rom_problem("pong") is not None
     with pytest.raises(UserError, match=r"pong\.bin can't be read: No such file"):
         make("pong", 1)
@@ -169,7 +174,7 @@ def test_a_rom_of_published_scores_is_taken_from_a_folder_and_no_other(monkeypat
         make("bank_heist", 1)
     assert rom_path("pong").parent != tmp_path  # what does not lie there is ale-py's own
     found = rom_checksum(tmp_path / "bank_heist.bin")  # stands for the published one, which can't be shipped
-    for module in ("spr.envs", "spr.games"):
+    for module in ("spr.roms", "spr.games"):
         monkeypatch.setattr(f"{module}.published_rom", lambda _: PublishedRom(found, "pictures"))
     envs = make("bank_heist", 1)
     assert envs.protocol["rom"] == found
@@ -228,11 +233,17 @@ gymnasium.register("Continuous-v0", Painter, kwargs={"space": gymnasium.spaces.B
 
 def test_any_image_game_of_gymnasium_is_played():
     envs = make("Painter-v0", 2)
-    assert envs.actions == 3
+    assert envs.num_actions == 3
     frames = envs.reset([0, 1])
-    assert frames.shape == (2, 84, 84)
+    assert frames.shape == (2, 1, 84, 84)
     outs = [step(envs, np.array([0, 2])) for _ in range(15)]
-    assert [out.frame[0, 3, 3] for out in outs[:5]] == [50, 100, 150, 200, 0]  # the next game's first frame at its end
+    assert [out.frame[0, 0, 3, 3] for out in outs[:5]] == [
+        50,
+        100,
+        150,
+        200,
+        0,
+    ]  # the next game's first frame at its end
     assert outs[0].reward.tolist() == [1, 3]
     ends = [(bool(out.terminal[0]), bool(out.truncated[0]), bool(out.game_over[0])) for out in outs]
     assert [ends[4], ends[9], ends[14]] == [(True, False, True), (True, False, True), (False, True, True)]
@@ -242,8 +253,8 @@ def test_any_image_game_of_gymnasium_is_played():
 @pytest.mark.parametrize(
     ("name", "rules"),
     [
-        ("ALE/Pong-v5", "4 frame(s) and repeated with probability 0.25"),
-        ("PongNoFrameskip-v4", "held for 1 frame(s),"),
+        ("ALE/Pong-v5", "4 frames and repeated with probability 0.25"),
+        ("PongNoFrameskip-v4", "held for 1 frame,"),
         ("Pong-v4", "held for 2 to 4 frames,"),
     ],
 )
@@ -261,7 +272,7 @@ def test_other_games_have_nothing_to_say():
 
 @pytest.mark.parametrize("name", ["Wide-v0", "Channel-v0"])
 def test_gray_images_of_any_size_are_played(name):
-    assert make(name, 1).reset([0]).shape == (1, 84, 84)
+    assert make(name, 1).reset([0]).shape == (1, 1, 84, 84)
 
 
 @pytest.mark.parametrize(
@@ -284,6 +295,28 @@ def test_resizing_averages_areas_and_weighs_colours():
     assert (to_frame(image) == round(200 * 0.587 / 2)).all()
     pattern = np.random.default_rng(0).integers(0, 256, (84, 84), dtype=np.uint8)
     assert (to_frame(pattern) == pattern).all()
+
+
+def test_colour_and_other_sizes_are_delivered_as_asked_for():
+    small = ObservationConfig(height=64, width=48, channels=3)
+    image = np.random.default_rng(0).integers(0, 256, (64, 48, 3), dtype=np.uint8)
+    assert (to_frame(image, small) == image.transpose(2, 0, 1)).all()
+    assert (to_frame(image[..., 0], small) == image[..., 0]).all()  # a gray image in three channels
+    for game in ("pong", "Painter-v0", "catch"):
+        envs = make(game, 2, obs=small)
+        frames = [envs.reset([0, 1]), *(step(envs, np.zeros(2, np.int64)).frame for _ in range(3))]
+        envs.close()
+        assert {(frame.shape, frame.dtype) for frame in frames} == {((2, 3, 64, 48), np.dtype(np.uint8))}
+    with pytest.raises(UserError, match="multiples"):
+        make("catch", 1, obs=ObservationConfig(height=62))
+
+
+def test_ataris_colours_are_the_emulators():
+    """In gray by the usual weights, they are what the emulator shows in gray, but where things move: it pools first."""
+    gray, colour = (play(make("pong", 1, obs=ObservationConfig(channels=c)), [3], 60)[0][-1, 0] for c in (1, 3))
+    assert colour.std(0).max() > 10  # there is colour
+    expected = np.tensordot(np.array([0.299, 0.587, 0.114]), colour.astype(float), 1)
+    assert (np.abs(expected - gray[0]) < 1).mean() > 0.99
 
 
 def test_catch_by_hand():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from conftest import CPU
 
 from spr import evaluate
 from spr.actor import Actor
@@ -11,13 +12,11 @@ from spr.envs import Step
 from spr.evaluate import play
 from spr.learner import Learner
 
-CPU = torch.device("cpu")
-
 
 class Lengths:
-    """Games whose score is their length: table t's k-th game lasts a length that depends on its seed."""
+    """Games whose score is their length: slot t's k-th game lasts a length that depends on its seed."""
 
-    actions = 2
+    num_actions = 2
 
     def __init__(self, count):
         self.count = count
@@ -26,7 +25,7 @@ class Lengths:
         self.random = [np.random.default_rng(seed) for seed in seeds]
         self.left = np.array([self.length(random) for random in self.random])
         self.lives = 0
-        return np.zeros((self.count, 84, 84), np.uint8)
+        return np.zeros((self.count, 1, 84, 84), np.uint8)
 
     def length(self, random):
         return random.integers(1, 30)
@@ -34,14 +33,14 @@ class Lengths:
     def send(self, action):
         assert action.shape == (self.count,)
 
-    def receive(self):
+    def recv(self):
         self.left -= 1
         over = self.left == 0
         for i in np.flatnonzero(over):
             self.left[i] = self.length(self.random[i])
         life = np.arange(self.count) % 2 == self.lives  # lives end all the time, and must not end games
         self.lives = 1 - self.lives
-        frames = np.zeros((self.count, 84, 84), np.uint8)
+        frames = np.zeros((self.count, 1, 84, 84), np.uint8)
         return Step(frames, np.ones(self.count, np.float32), over | life, np.zeros_like(over), over)
 
     def close(self):
@@ -52,37 +51,38 @@ def agents(seeds, config):
     return {name: p.detach() for name, p in Learner(config, 2, CPU).init(seeds).params.items()}
 
 
-def by_hand(seed, games, tables, length):
-    """Play out an agent's games on tables that each take the next one when free; even tables move first."""
-    random = [np.random.default_rng(start) for start in evaluate.seeds_for(seed, "evaluate", tables)]
+def by_hand(seed, games, slots, length):
+    """Play out an agent's games on slots that each take the next one when free; even slots move first."""
+    random = [np.random.default_rng(start) for start in evaluate.seeds_for(seed, "evaluate", slots)]
     scores: list[float | None] = [None] * games
-    at: list[int | None] = list(range(tables))
-    left, begun = [length(r) for r in random], tables
+    at: list[int | None] = list(range(slots))
+    left, begun = [length(r) for r in random], slots
     scores_of = [float(n) for n in left]
     while any(game is not None for game in at):
-        for table in [*range(0, tables, 2), *range(1, tables, 2)]:
-            left[table] -= 1
-            if left[table]:
+        for slot in [*range(0, slots, 2), *range(1, slots, 2)]:
+            left[slot] -= 1
+            if left[slot]:
                 continue
-            if at[table] is not None:
-                scores[at[table]] = scores_of[table]
-                at[table], begun = (begun, begun + 1) if begun < games else (None, begun)
-            left[table] = length(random[table])
-            scores_of[table] = float(left[table])
+            if at[slot] is not None:
+                scores[at[slot]] = scores_of[slot]
+                at[slot], begun = (begun, begun + 1) if begun < games else (None, begun)
+            left[slot] = length(random[slot])
+            scores_of[slot] = float(left[slot])
     return scores
 
 
-@pytest.mark.parametrize(("games", "tables"), [(10, 4), (3, 4), (1, 4), (30, 5)])
-def test_every_game_begun_is_finished_and_counts_whatever_its_length(monkeypatch, games, tables):
-    monkeypatch.setattr(evaluate, "make", lambda _, count, threads: Lengths(count))  # noqa: ARG005
-    monkeypatch.setattr(evaluate, "_TABLES", tables)
+@pytest.mark.parametrize(("games", "slots"), [(10, 4), (3, 4), (1, 4), (30, 5)])
+def test_every_game_begun_is_finished_and_counts_whatever_its_length(monkeypatch, games, slots):
+    monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Lengths(count))  # noqa: ARG005
+    monkeypatch.setattr(evaluate, "_SLOTS", slots)
     config = Config().override({"evaluation.episodes": games, "network.hidden": 4})
     *_, last = play(config, "any", agents([0, 5], config), [0, 5])
     assert last.finished == 2 * games
     for seed, scores in zip([0, 5], last.scores, strict=True):
-        assert scores == by_hand(seed, games, min(games, tables), lambda random: random.integers(1, 30))
+        assert scores == by_hand(seed, games, min(games, slots), lambda random: random.integers(1, 30))
 
 
+@pytest.mark.slow
 def test_long_games_count_as_often_as_they_begin(monkeypatch):
     """One game in four is ten times as long: the first games to finish would be short ones far more often."""
 
@@ -90,7 +90,7 @@ def test_long_games_count_as_often_as_they_begin(monkeypatch):
         def length(self, random):
             return 40 if random.random() < 0.25 else 4
 
-    monkeypatch.setattr(evaluate, "make", lambda _, count, threads: Uneven(count))  # noqa: ARG005
+    monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Uneven(count))  # noqa: ARG005
     config = Config().override({"evaluation.episodes": 20, "network.hidden": 4})
     seeds = list(range(30))
     params = {name: p.expand(len(seeds), *p.shape[1:]) for name, p in agents([0], config).items()}
@@ -111,19 +111,20 @@ def test_an_evaluation_left_early_closes_every_emulator(monkeypatch):
         def close(self):
             self.closed += 1
 
-    monkeypatch.setattr(evaluate, "make", lambda _, count, threads: Closing(count))  # noqa: ARG005
+    monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Closing(count))  # noqa: ARG005
     config = Config().override({"evaluation.episodes": 12, "network.hidden": 4})
     games = play(config, "any", agents([0, 5], config), [0, 5])
     for _ in range(5):
         next(games)
     games.close()
-    assert [envs.closed for envs in made] == [1] * 4  # two agents, two sides
+    assert [envs.closed for envs in made] == [1] * 4  # two agents, two halves
     made.clear()
     *_, last = play(config, "any", agents([0, 5], config), [0, 5])
     assert last.finished == 24
     assert [envs.closed for envs in made] == [1] * 4
 
 
+@pytest.mark.slow
 def test_an_agent_scores_the_same_alone_and_beside_others():
     config = Config().override({"evaluation.episodes": 14, "network.hidden": 4, "evaluation.epsilon": 0.2})
     params = {name: p.detach() for name, p in Learner(config, 3, CPU).init(range(7)).params.items()}
@@ -133,6 +134,7 @@ def test_an_agent_scores_the_same_alone_and_beside_others():
         assert fleet.scores[seed] == alone.scores[0]
 
 
+@pytest.mark.slow
 def test_agents_whose_games_are_over_step_no_more(monkeypatch):
     """One agent's games are twenty times as long as the others': their emulators do not run on in vain."""
     steps = []
@@ -145,17 +147,18 @@ def test_agents_whose_games_are_over_step_no_more(monkeypatch):
             self.slow = set(seeds) <= set(evaluate.seeds_for(3, "evaluate", 16))
             return super().reset(seeds)
 
-        def receive(self):
+        def recv(self):
             steps.append(self.count)
-            return super().receive()
+            return super().recv()
 
-    monkeypatch.setattr(evaluate, "make", lambda _, count, threads: Slow(count))  # noqa: ARG005
+    monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Slow(count))  # noqa: ARG005
     config = Config().override({"evaluation.episodes": 32, "network.hidden": 4})
     *_, last = play(config, "any", agents([1, 2, 3], config), [1, 2, 3])
     assert sorted(set(map(tuple, last.scores))) == [(5.0,) * 32, (100.0,) * 32]
     assert sum(steps) == 32 * (5 + 5 + 100)
 
 
+@pytest.mark.slow
 def test_epsilon_one_is_the_random_agent():
     config = Config().override({"evaluation.episodes": 100, "network.hidden": 4})
     params = {name: p.detach() for name, p in Learner(config, 3, CPU).init([0]).params.items()}
@@ -167,6 +170,6 @@ def test_stacks_forget_what_came_before_an_episode():
     actor = Actor(Config().override({"network.hidden": 4}), 2, (1, 2), CPU)
     first = torch.tensor([[True, True]])
     for value in (10, 20, 30):
-        actor.observe(torch.full((1, 2, 84, 84), value, dtype=torch.uint8), first)
+        actor.observe(torch.full((1, 2, 1, 84, 84), value, dtype=torch.uint8), first)
         first = torch.tensor([[False, value == 20]])
     assert actor.stack[0, :, :, 5, 5].tolist() == [[0, 10, 20, 30], [0, 0, 0, 30]]

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from spr import resume
+from spr.actor import ActStep
 from spr.envs import Step, make
 from spr.evaluate import play
-from spr.fleet import Turn, assemble
+from spr.fleet import assemble
 from spr.graphs import captured
-from spr.learner import Learner, Updates
-from spr.machine import tune
+from spr.hardware import tune
+from spr.learner import Learner, UpdateRunner
 from spr.presets import PRESETS, preset_config
 from spr.train import Training, train
 
@@ -20,10 +22,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 GPU = torch.device("cuda")
 SMALL = {
     "network.hidden": 32,
-    "replay.batch": 8,
+    "replay.batch_size": 8,
     "replay.n_step": 4,
     "learner.depth": 2,
-    "schedule.random_steps": 200,
+    "schedule.learning_starts": 200,
     "schedule.steps": 20_000,
 }
 
@@ -33,18 +35,25 @@ def filled(seeds, product=torch.float32, changes=SMALL, preset="spr"):
     tune(GPU, "fp32" if product == torch.float32 else "bf16")
     config = preset_config(preset).override(changes)
     fleet = assemble(config, make("catch", len(seeds)), seeds, GPU, product)
-    next(tick for tick in train(fleet) if tick.step == config.schedule.random_steps)
-    return fleet, Updates(fleet.learner, fleet.state, fleet.replay, fleet.dice)
+    next(info for info in train(fleet) if info.step == config.schedule.learning_starts)
+    return fleet, UpdateRunner(fleet.learner, fleet.state, fleet.replay, fleet.rng)
 
 
 def learn(fleet, updates, count, plainly=False):
     """Make updates with a beta that rises; compiled and captured, or as the CPU would."""
+    plain = plain_learner(fleet) if plainly else None
     for i in range(count):
         updates.beta.fill_(0.4 + 0.03 * i)
-        if plainly:
-            fleet.learner.update(fleet.state, fleet.replay, fleet.dice.update(), updates.beta)
+        if plain is not None:
+            plain.update(fleet.state, fleet.replay, fleet.rng, fleet.rng.sample_raw(), updates.beta)
         else:
             updates()
+
+
+def plain_learner(fleet):
+    """The fleet's learner with nothing compiled."""
+    product = fleet.learner._product
+    return Learner(fleet.config, fleet.envs.num_actions, GPU, product=product, fuse=lambda function, _: function)
 
 
 def assert_learnt_alike(one, two, start):
@@ -82,9 +91,9 @@ def test_an_agent_in_a_captured_fleet_equals_the_same_agent_alone(three):
 
 def test_nothing_that_changes_is_frozen_in_the_graph(three):
     fleet, updates, *_ = three
-    state, dice = fleet.state, fleet.dice
+    state, rng = fleet.state, fleet.rng
     kept = [t.clone() for t in (state.weights, state.first_moment, state.second_moment, state.count)]
-    priority, offsets = fleet.replay.priority.clone(), [g.get_offset() for g in dice.generators]
+    priority, offsets = fleet.replay.priority.clone(), [g.get_offset() for g in rng.generators]
 
     def replayed(beta, rewind_dice=True):
         for tensor, before in zip(
@@ -93,7 +102,7 @@ def test_nothing_that_changes_is_frozen_in_the_graph(three):
             tensor.copy_(before)
         fleet.replay.priority.copy_(priority)
         if rewind_dice:
-            for generator, offset in zip(dice.generators, offsets, strict=True):
+            for generator, offset in zip(rng.generators, offsets, strict=True):
                 generator.set_offset(offset)
         updates.means()
         updates.beta.fill_(beta)
@@ -144,7 +153,7 @@ def test_a_fault_stops_one_agent_of_a_captured_fleet():
     for i in range(6, 12):
         updates.beta.fill_(0.4 + 0.03 * i)
         updates()
-    assert poisoned.state.faulty.tolist() == [False, True, False]
+    assert poisoned.state.diverged.tolist() == [False, True, False]
     assert torch.equal(poisoned.state.weights[1], before)
     assert torch.equal(poisoned.replay.priority[1], priority)
     for healthy in (0, 2):
@@ -152,7 +161,7 @@ def test_a_fault_stops_one_agent_of_a_captured_fleet():
 
 
 # Those left out are others with another number: a depth, or a rate of averaging.
-METHODS = ["spr_tau_0.999", *(name for name in PRESETS if not name.startswith(("spr_k", "spr_tau")))]
+METHODS = ["spr_ema_0.999", *(name for name in PRESETS if not name.startswith(("spr_k", "spr_ema")))]
 
 
 @pytest.mark.parametrize("preset", METHODS)
@@ -170,7 +179,7 @@ def test_every_method_captured_equals_eager(preset):
         apart = (captured.state.weights - eager.state.weights).norm(dim=-1) / way
         assert (apart < 2e-3).all(), (i, apart)
         assert torch.allclose(captured.replay.priority, eager.replay.priority, rtol=1e-3)
-        for name in ("weights", "averaged", "copied", "first_moment", "second_moment"):
+        for name in ("weights", "ema", "target", "first_moment", "second_moment"):
             getattr(captured.state, name).copy_(getattr(eager.state, name))
         captured.replay.priority.copy_(eager.replay.priority)
 
@@ -185,15 +194,15 @@ def test_a_restored_fleet_goes_on_to_the_same_bits(step):
         return Training(assemble(config, make("catch", 3), [3, 1, 7], GPU, torch.bfloat16))
 
     whole, resumed = training(), training()
-    for tick in whole.ticks():
-        if tick.step == step:
-            saved = whole.snapshots()
-    list(resumed.restore(saved))
-    rows = [tick.rows for tick in resumed.ticks()]
+    for info in whole.run():
+        if info.step == step:
+            saved = resume.snapshots(whole)
+    list(resume.restore(resumed, saved))
+    rows = [info.rows for info in resumed.run()]
     assert len(rows) == 300 - step
     assert torch.equal(resumed.fleet.state.weights, whole.fleet.state.weights)
     assert torch.equal(resumed.fleet.replay.priority, whole.fleet.replay.priority)
-    assert all(map(torch.equal, *([g.get_state() for g in t.fleet.dice.generators] for t in (resumed, whole))))
+    assert all(map(torch.equal, *([g.get_state() for g in t.fleet.rng.generators] for t in (resumed, whole))))
 
 
 def test_an_evaluation_is_played_as_on_a_cpu():
@@ -210,7 +219,7 @@ def test_an_evaluation_is_played_as_on_a_cpu():
 
 @pytest.mark.parametrize("preset", ["spr", "spr_noaug"])
 def test_two_thousand_updates_in_bf16_stay_finite(preset):
-    fleet, updates = filled([0, 1], torch.bfloat16, {"schedule.random_steps": 300}, preset)
+    fleet, updates = filled([0, 1], torch.bfloat16, {"schedule.learning_starts": 300}, preset)
     updates.beta.fill_(0.4)
     for _ in range(2_000):
         updates()
@@ -226,11 +235,11 @@ def test_memory_does_not_grow_over_ten_thousand_steps():
     config = preset_config("spr").override(SMALL)
     fleet = assemble(config, make("catch", 1), [1], GPU, torch.bfloat16)
     taken = {}
-    for tick in train(fleet):
-        if tick.step in (2_000, 12_000):
+    for info in train(fleet):
+        if info.step in (2_000, 12_000):
             host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            taken[tick.step] = (torch.cuda.memory_reserved(), torch.cuda.memory_allocated(), host)
-        if tick.step == 12_000:
+            taken[info.step] = (torch.cuda.memory_reserved(), torch.cuda.memory_allocated(), host)
+        if info.step == 12_000:
             break
     before, after = taken[2_000], taken[12_000]
     assert after[0] == before[0]
@@ -253,7 +262,7 @@ def fill_ring(fleets, steps=130_000, bank=256):
         return torch.rand(shape, generator=generator, device=GPU)
 
     coarse = uniform(bank, 1, 14, 14).mul(256)
-    pictures = torch.nn.functional.interpolate(coarse, size=(84, 84), mode="bilinear").to(torch.uint8)[:, 0]
+    pictures = torch.nn.functional.interpolate(coarse, size=(84, 84), mode="bilinear").to(torch.uint8)
     slot = torch.arange(CAPACITY, device=GPU)
     first = uniform(agents, CAPACITY) < 1 / 100
     actions = (uniform(agents, CAPACITY) * 18).long()
@@ -269,7 +278,7 @@ def fill_ring(fleets, steps=130_000, bank=256):
         replay = fleet.replay
         for agent in range(agents):
             replay.frames[agent] = pictures[(slot + 7 * agent) % bank]
-        replay.first.copy_(first)
+        replay.is_first.copy_(first)
         replay.actions.copy_(actions)
         replay.rewards.copy_(rewards)
         replay.priority[:, :CAPACITY] = priority
@@ -283,7 +292,7 @@ def gradient(fleet, before):
     return (fleet.state.first_moment - beta * before) / (1 - beta)
 
 
-STATE = ("weights", "averaged", "copied", "first_moment", "second_moment")
+STATE = ("weights", "ema", "target", "first_moment", "second_moment")
 
 
 @pytest.mark.parametrize("agents", [1, 3, 10])
@@ -298,7 +307,7 @@ def test_at_real_sizes_compiling_changes_less_than_bf16_does(agents, record_prop
     run, plain, exact = fleet(torch.bfloat16), fleet(torch.bfloat16), fleet(torch.float32)
     fill_ring([run, plain, exact])
     tune(GPU, "bf16")
-    updates = Updates(run.learner, run.state, run.replay, run.dice)
+    updates = UpdateRunner(run.learner, run.state, run.replay, run.rng)
     found = {}
     for i in range(12):
         before = plain.state.first_moment.clone()
@@ -329,24 +338,24 @@ def test_captured_acting_equals_plain_and_draws_new_noise_each_time():
     """At real sizes: the noise of every step is the generator's next, in a replayed graph as in plain calls."""
     config = preset_config("spr")
     games = make("bank_heist", 3)
-    frames = torch.randint(0, 256, (40, 3, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    frames = torch.randint(0, 256, (40, 3, 1, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     chosen = {}
     for way in ("captured", "plain"):
         fleet = assemble(config, games, [3, 1, 7], GPU, torch.bfloat16)
         tune(GPU, "bf16")
-        turn = Turn(fleet)
-        turn.start(frames[0].numpy())
+        act = ActStep(fleet)
+        act.start(frames[0].numpy())
         actions = []
         for frame in frames:
             if way == "captured":
-                turn.choose(greedy=True)
+                act.act_async(greedy=True)
             else:
-                numbers = fleet.dice.roll_action()
-                fleet.replay.keep(turn._inbox["frame"])
-                turn._outbox.post(turn._see(numbers, None))
-            actions.append(turn.chosen()[0])
+                raw = fleet.rng.sample_raw_action()
+                fleet.replay.write_frame(act._inbox["frame"])
+                act._outbox.post(act._select_and_store(raw, None))
+            actions.append(act.act_wait()[0])
             still = np.zeros(3, np.bool_)
-            turn.settle(Step(frame.numpy(), np.zeros(3, np.float32), still, still, still))
+            act.finish_step(Step(frame.numpy(), np.zeros(3, np.float32), still, still, still))
         chosen[way] = np.stack(actions)
     games.close()
     assert (chosen["captured"] == chosen["plain"]).mean() > 0.95  # rounding may decide between equals

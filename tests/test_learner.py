@@ -4,53 +4,22 @@ from itertools import combinations
 
 import pytest
 import torch
+from conftest import ACTIONS, CPU, World, small
 from torch.utils._pytree import tree_map
 
+from spr.augment import Views
 from spr.config import Config
-from spr.draws import Dice
 from spr.learner import Learner
 from spr.presets import preset_config
-from spr.replay import Replay
-
-CPU = torch.device("cpu")
-ACTIONS = 4
-SMALL = {
-    "network.hidden": 16,
-    "replay.batch": 6,
-    "schedule.random_steps": 60,
-    "schedule.steps": 300,
-    "replay.n_step": 4,
-    "learner.depth": 2,
-}
+from spr.rng import RngStreams
 
 
-def small(preset="spr", **changes):
-    without = {} if preset_config(preset).learner.depth else {"learner.depth": 0}
-    return preset_config(preset).override(SMALL | without | changes)
+def drawn(config, seeds=(0,)):
+    rng = RngStreams(config, ACTIONS, seeds, CPU)
+    return rng.draws(rng.sample_raw())
 
 
-class World:
-    """A fleet with a replay of random content that depends on each agent's seed alone."""
-
-    def __init__(self, config: Config, seeds, dtype=torch.float32):
-        self.learner = Learner(config, ACTIONS, CPU, dtype)
-        self.state = self.learner.init(seeds)
-        self.dice = Dice(config, ACTIONS, seeds, CPU)
-        self.replay = Replay(config, len(seeds), CPU)
-        content = [torch.Generator().manual_seed(1000 + seed) for seed in seeds]
-        for step in range(100):
-            frame = torch.stack([torch.randint(0, 256, (84, 84), generator=g) for g in content]).to(torch.uint8)
-            roll = torch.stack([torch.rand(4, generator=g) for g in content])
-            self.replay.keep(frame)
-            self.replay.append((roll[:, 0] < 0.1) | (step == 0), (roll[:, 1] * ACTIONS).long())
-            self.replay.settle((roll[:, 2] * 3).floor() - 1, roll[:, 3] < 0.02)
-
-    def update(self, count=1):
-        for i in range(count):
-            watched = self.learner.update(self.state, self.replay, self.dice.update(), torch.tensor(0.4 + 0.02 * i))
-        return watched
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["spr", "spr_noaug"])
 def test_an_agent_in_a_fleet_equals_the_same_agent_alone(preset):
     config = small(preset)
@@ -80,15 +49,10 @@ def test_same_seed_same_bits():
     assert all(torch.equal(one.state.params[name], two.state.params[name]) for name in one.state.params)
 
 
-@pytest.mark.parametrize("preset", ["spr", "spr_noaug", "rainbow", "rainbow_noaug", "spr_1step", "spr_tau_0.5783"])
+@pytest.mark.parametrize("preset", ["spr", "spr_noaug", "rainbow", "rainbow_noaug", "spr_1step", "spr_ema_0.5783"])
 def test_every_kind_of_preset_stays_finite_and_learns_a_fixed_batch(preset):
     world = World(small(preset, **{"learner.learning_rate": 1e-3}), [0])
-    draws = world.dice.update()
-    losses = []
-    for _ in range(20):
-        priority = world.replay.priority.clone()
-        losses.append(world.learner.update(world.state, world.replay, draws, torch.tensor(0.4))["loss"].item())
-        world.replay.priority.copy_(priority)  # the same sequences again
+    losses = [loss.item() for loss in world.fixed_batch_losses()]
     assert all(torch.isfinite(p).all() for p in world.state.params.values())
     assert losses[-1] < losses[0] - 0.1
 
@@ -114,7 +78,7 @@ def test_clip_groups_are_separate_per_agent_and_spare_the_predictor():
         "predictor.weight": (1e3, 1e3),
     }.items():
         by_name[name].flatten(1)[:, 0] = torch.tensor(values, dtype=torch.float32)
-    norms = {"norm_agent": torch.tensor([5.0, 50.0]), "norm_model": torch.tensor([20.0, 1.0])}
+    norms = {"agent": torch.tensor([5.0, 50.0]), "model": torch.tensor([20.0, 1.0])}
     learner.step(learner.init([0, 1]), grads, norms)
     assert first("encoder.conv1.weight") == pytest.approx([3, 6])
     assert first("head.value.bias") == pytest.approx([4, 8])
@@ -128,48 +92,46 @@ def test_the_norms_are_those_of_encoder_and_head_and_of_the_model():
     kept = []
     compute = world.learner.gradients
     world.learner.gradients = lambda *args: (kept.append(compute(*args)), kept[0])[1]  # type: ignore[method-assign]
-    _, watched = world.learner.prepare(world.state, world.replay, world.dice.update(), torch.tensor(0.4))
+    found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), torch.tensor(0.4))
     grads = world.learner.layout.views(kept[0][0])
     for norm, beginnings in {"norm_agent": ("encoder.", "head."), "norm_model": ("transition.",)}.items():
         squares = sum(grad.flatten(1).square().sum(1) for name, grad in grads.items() if name.startswith(beginnings))
-        torch.testing.assert_close(watched[norm], squares.sqrt(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found.metrics[norm], squares.sqrt(), rtol=1e-5, atol=1e-5)
 
 
 def test_the_step_is_adam_of_the_paper():
     world = World(small(), [0])
     expected = world.state.weights.clone()
-    seen = []
-    step = world.learner.step
-
-    def spy(state, grads, watched):
-        step(state, grads, watched)
-        seen.append(grads.clone())  # clipped by then
-
-    world.learner.step = spy  # type: ignore[method-assign]
-    world.update(3)
     m, v = torch.zeros_like(expected), torch.zeros_like(expected)
-    for step, grads in enumerate(seen, start=1):
+    for count in range(1, 4):
+        found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), torch.tensor(0.4))
+        world.learner.step(world.state, found.grads, found.norms)
+        grads = found.grads  # clipped by now
         m = 0.9 * m + 0.1 * grads
         v = 0.999 * v + 0.001 * grads**2
-        rate = 1e-4 / (1 - 0.9**step)
-        expected = expected - rate * m / ((v / (1 - 0.999**step)).sqrt() + 1.5e-4)
+        rate = 1e-4 / (1 - 0.9**count)
+        expected = expected - rate * m / ((v / (1 - 0.999**count)).sqrt() + 1.5e-4)
     torch.testing.assert_close(world.state.weights, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_targets_are_a_moving_average_after_the_step():
-    world = World(small("spr_noaug", **{"learner.tau": 0.75}), [0])
-    start = {name: p.clone() for name, p in world.learner.layout.views(world.state.averaged, "averaged").items()}
+    world = World(small("spr_noaug", **{"learner.ema_decay": 0.75}), [0])
+
+    def averaged():
+        return world.learner.layout.views(world.state.ema, lambda group: group.in_ema)
+
+    start = {name: p.clone() for name, p in averaged().items()}
     assert "encoder.conv3.bias" in start
     assert "head.hidden.weight" in start
     assert not any("head.value" in name or "head.advantage" in name or "sigma" in name for name in start)
     assert all(torch.equal(value, world.state.params[name]) for name, value in start.items())
     world.update()
-    for name, target in world.learner.layout.views(world.state.averaged, "averaged").items():
+    for name, target in averaged().items():
         torch.testing.assert_close(target, 0.75 * start[name] + 0.25 * world.state.params[name])
 
 
-def test_tau_zero_keeps_no_copy_because_the_target_is_the_online_network():
-    assert World(small("spr"), [0]).state.averaged.numel() == 0
+def test_a_decay_of_zero_keeps_no_copy_because_the_target_is_the_online_network():
+    assert World(small("spr"), [0]).state.ema.numel() == 0
 
 
 def test_priorities_are_the_root_of_the_divergence():
@@ -179,7 +141,7 @@ def test_priorities_are_the_root_of_the_divergence():
 
     def spy(state, batch, *rest):
         result = compute(state, batch, *rest)
-        kept.append((batch.start, result[2].surprise))
+        kept.append((batch.start, result[2].raw_priority))
         return result
 
     world.learner.gradients = spy  # type: ignore[method-assign]
@@ -197,8 +159,9 @@ def test_a_perfect_prediction_keeps_a_small_priority():
     compute = world.learner.gradients
 
     def perfect(*args):
-        grads, loss, terms = compute(*args)
-        return grads, loss, terms._replace(surprise=terms.surprise * 0 - 1e-7)  # rounding may even leave it below zero
+        grads, loss, output = compute(*args)
+        # Rounding may even leave it below zero.
+        return grads, loss, output._replace(raw_priority=output.raw_priority * 0 - 1e-7)
 
     world.learner.gradients = perfect  # type: ignore[method-assign]
     before = (world.replay.priority > 0).sum()
@@ -209,14 +172,14 @@ def test_a_perfect_prediction_keeps_a_small_priority():
 
 def test_no_gradient_reaches_the_targets_though_the_loss_depends_on_them():
     world = World(small("spr_noaug"), [0])
-    draws = world.dice.update()
+    draws = world.draws()
     batch = world.replay.sample(draws.sample, torch.tensor(0.4))
     obs = torch.rand(1, 4, 6, 4, 84, 84, generator=torch.Generator().manual_seed(0))
-    row, target = world.state.weights[0], world.state.averaged[0]
-    one = [tree_map(lambda t: t[0], struct) for struct in (batch, (obs[:, :1], obs[:, 1:]), draws)]
+    row, target = world.state.weights[0], world.state.ema[0]
+    one = [tree_map(lambda t: t[0], struct) for struct in (batch, Views(obs[:, :1], obs[:, 1:]), draws)]
 
     def loss(row, target):
-        return world.learner._agent_loss(row, (target, world.state.copied[0]), *one)[0]
+        return world.learner._agent_loss(row, (target, world.state.target[0]), *one)[0]
 
     by_row, by_target = torch.func.grad(loss, argnums=(0, 1))(row, target)
     assert by_row.count_nonzero() > 0.5 * by_row.numel()
@@ -225,29 +188,28 @@ def test_no_gradient_reaches_the_targets_though_the_loss_depends_on_them():
 
 
 def test_draws_differ_between_updates_and_between_the_two_heads():
-    dice = Dice(small(), ACTIONS, [0], CPU)
-    one, two = dice.update(), dice.update()
-    assert not torch.equal(one.sample, two.sample)
-    drawn = [draws.noise.hidden.input[0, head] for draws in (one, two) for head in (0, 1)]
-    assert all(not torch.equal(a, b) for a, b in combinations(drawn, 2))
-    assert torch.stack(drawn).std().item() == pytest.approx(1, abs=0.02)
+    rng = RngStreams(small(), ACTIONS, [0], CPU)
+    both = [rng.draws(rng.sample_raw()) for _ in range(2)]
+    assert not torch.equal(both[0].sample, both[1].sample)
+    noises = [draws.noise.hidden.input[0, head] for draws in both for head in (0, 1)]
+    assert all(not torch.equal(a, b) for a, b in combinations(noises, 2))
+    assert torch.stack(noises).std().item() == pytest.approx(1, abs=0.02)
 
 
 def test_shift_and_factor_distributions():
-    config = Config().override({"replay.batch": 1900})
-    draws = Dice(config, ACTIONS, [0], CPU).update()
-    counts = torch.bincount(draws.looks.shift.flatten() + 4, minlength=9)
-    assert counts.sum() == draws.looks.shift.numel()
-    expected = draws.looks.shift.numel() / 9
+    params = drawn(Config().override({"replay.batch_size": 1900})).augment
+    counts = torch.bincount(params.shift.flatten() + 4, minlength=9)
+    assert counts.sum() == params.shift.numel()
+    expected = params.shift.numel() / 9
     assert ((counts - expected).abs() < 5 * expected**0.5).all()
-    assert draws.looks.factor.min() == pytest.approx(0.9)
-    assert draws.looks.factor.max() == pytest.approx(1.1)
-    assert draws.looks.factor.mean().item() == pytest.approx(1, abs=2e-3)
+    assert params.factor.min() == pytest.approx(0.9)
+    assert params.factor.max() == pytest.approx(1.1)
+    assert params.factor.mean().item() == pytest.approx(1, abs=2e-3)
 
 
 def test_dropout_masks_keep_their_share_and_the_mean():
-    config = preset_config("spr_noaug").override({"replay.batch": 4, "network.dropout": 0.25})
-    for mask in Dice(config, ACTIONS, [0, 1], CPU).update().keep:
+    config = preset_config("spr_noaug").override({"replay.batch_size": 4, "network.dropout": 0.25})
+    for mask in drawn(config, (0, 1)).dropout:
         assert sorted(mask.unique().tolist()) == pytest.approx([0, 4 / 3])
         assert mask.mean().item() == pytest.approx(1, abs=0.01)
         assert not torch.equal(mask[0], mask[1])

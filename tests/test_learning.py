@@ -3,14 +3,16 @@
 import gymnasium
 import numpy as np
 import pytest
-import torch
+from conftest import CPU
 
+from spr.actor import Actor
 from spr.envs import make
 from spr.errors import UserError
 from spr.evaluate import play
 from spr.fleet import assemble
 from spr.presets import preset_config
-from spr.train import beta_at, train
+from spr.schedules import beta_at
+from spr.train import train
 
 # A smaller head, a shorter rollout and a larger step than the paper's, to be done within three minutes on one core.
 QUICK = {
@@ -18,16 +20,20 @@ QUICK = {
     "learner.depth": 2,
     "learner.learning_rate": 5e-4,
     "replay.n_step": 5,
-    "schedule.random_steps": 2_000,
+    "schedule.learning_starts": 2_000,
     "schedule.steps": 2_650,
 }
 
 
+LITTLE = {"network.hidden": 4, "replay.batch_size": 2, "replay.n_step": 3}
+
+
+@pytest.mark.slow
 def test_catch_is_learnt_and_the_latents_predict_without_collapsing():
     config = preset_config("spr").override(QUICK)
     envs = make("catch", 1)
-    fleet = assemble(config, envs, [0], torch.device("cpu"))
-    rows = [tick.rows[0] for tick in train(fleet) if tick.rows]
+    fleet = assemble(config, envs, [0], CPU)
+    rows = [info.rows[0] for info in train(fleet) if info.rows]
     params = {name: p.detach() for name, p in fleet.state.params.items()}
     *_, chance = play(config, "catch", params, [0], epsilon=1.0)
     *_, learnt = play(config, "catch", params, [0])
@@ -52,25 +58,23 @@ def test_beta_rises_from_its_start_to_its_end():
 
 
 def test_the_loop_acts_randomly_then_learns_twice_per_step(monkeypatch):
-    config = preset_config("rainbow").override(
-        {"network.hidden": 4, "replay.batch": 2, "replay.n_step": 3, "schedule.random_steps": 30, "schedule.steps": 40}
-    )
-    fleet = assemble(config, make("catch", 2), [0, 1], torch.device("cpu"))
+    config = preset_config("rainbow").override(LITTLE | {"schedule.learning_starts": 30, "schedule.steps": 40})
+    fleet = assemble(config, make("catch", 2), [0, 1], CPU)
     steps_at_update, greedy = [], []
-    prepare, act = fleet.learner.prepare, fleet.actor.greedy
+    update, act = fleet.learner.update, Actor.greedy
     monkeypatch.setattr(
-        fleet.learner, "prepare", lambda *args: (steps_at_update.append(fleet.replay.steps), prepare(*args))[1]
+        fleet.learner, "update", lambda *args: (steps_at_update.append(fleet.replay.steps), update(*args))[1]
     )
-    monkeypatch.setattr(fleet.actor, "greedy", lambda *args: (greedy.append(fleet.replay.steps), act(*args))[1])
-    assert [tick.step for tick in train(fleet)] == list(range(1, 41))
+    monkeypatch.setattr(Actor, "greedy", lambda *args: (greedy.append(fleet.replay.steps), act(*args))[1])
+    assert [info.step for info in train(fleet)] == list(range(1, 41))
     assert greedy == list(range(30, 40))
     assert steps_at_update == [step for step in range(31, 41) for _ in range(2)]
 
 
 def test_games_too_short_for_a_sequence_are_refused_with_the_reason():
     gymnasium.register("Blink-v0", lambda: gymnasium.wrappers.TimeLimit(Blank(), 4))
-    config = preset_config("rainbow").override({"replay.n_step": 10, "schedule.random_steps": 60, "replay.batch": 2})
-    fleet = assemble(config, make("Blink-v0", 1), [0], torch.device("cpu"))
+    config = preset_config("rainbow").override(LITTLE | {"replay.n_step": 10, "schedule.learning_starts": 60})
+    fleet = assemble(config, make("Blink-v0", 1), [0], CPU)
     with pytest.raises(UserError, match=r"no sequence of 10 steps without a time limit.*replay.n_step"):
         list(train(fleet))
 
@@ -89,14 +93,13 @@ class Blank(gymnasium.Env):
         return np.zeros((84, 84), np.uint8), 0.0, False, False, {}
 
 
+@pytest.mark.slow
 def test_stored_steps_are_what_the_environment_showed():
     """Frames, ends, clipped rewards and actions of the replay against a recording of the environment itself."""
-    config = preset_config("rainbow").override(
-        {"network.hidden": 4, "replay.batch": 2, "replay.n_step": 3, "schedule.random_steps": 60, "schedule.steps": 90}
-    )
+    config = preset_config("rainbow").override(LITTLE | {"schedule.learning_starts": 60, "schedule.steps": 90})
     envs = make("ms_pacman", 2)
     frames, outs, actions = [], [], []
-    reset, send, receive = envs.reset, envs.send, envs.receive
+    reset, send, recv = envs.reset, envs.send, envs.recv
 
     def recorded_reset(seeds):
         frames.append(reset(seeds))
@@ -106,13 +109,13 @@ def test_stored_steps_are_what_the_environment_showed():
         actions.append(action.copy())
         send(action)
 
-    def recorded_receive():
-        outs.append(receive())
+    def recorded_recv():
+        outs.append(recv())
         frames.append(outs[-1].frame)
         return outs[-1]
 
-    envs.reset, envs.send, envs.receive = recorded_reset, recorded_send, recorded_receive
-    fleet = assemble(config, envs, [0, 1], torch.device("cpu"))
+    envs.reset, envs.send, envs.recv = recorded_reset, recorded_send, recorded_recv
+    fleet = assemble(config, envs, [0, 1], CPU)
     list(train(fleet))
     envs.close()
     replay = fleet.replay
@@ -122,5 +125,5 @@ def test_stored_steps_are_what_the_environment_showed():
     assert raw.max() > 1
     assert (replay.rewards.numpy() == np.clip(raw, -1, 1)).all()
     ends = np.stack([out.terminal | out.truncated for out in outs], 1)
-    assert replay.first[:, 0].all()
-    assert (replay.first[:, 1:].numpy() == ends[:, :-1]).all()
+    assert replay.is_first[:, 0].all()
+    assert (replay.is_first[:, 1:].numpy() == ends[:, :-1]).all()

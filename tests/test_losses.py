@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spr.losses import cross_entropy, huber, importance_weighted, kl_divergence, project_distribution, spread, take
-from spr.representations import unit
+from spr.aux_losses import unit
+from spr.losses import cross_entropy, huber, importance_weighted, kl_divergence, project_distribution, spread
+from spr.ops import take_action
 
 
 def naive_projection(atoms, probabilities, low, high, count):
@@ -66,7 +67,7 @@ def test_cross_entropy_and_kl_by_hand():
 
 def test_take_picks_each_rows_action():
     logits = torch.arange(2 * 3 * 2.0).view(2, 3, 2)
-    assert take(logits, torch.tensor([2, 0])).tolist() == [[4, 5], [6, 7]]
+    assert take_action(logits, torch.tensor([2, 0])).tolist() == [[4, 5], [6, 7]]
 
 
 def test_spread_tells_collapse_from_variety():

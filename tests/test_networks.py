@@ -7,20 +7,21 @@ import torch
 from torch.utils._pytree import tree_map
 
 from spr.config import Config
+from spr.encoders import make_encoder, renormalise
+from spr.errors import UserError
+from spr.flat_params import Layout
 from spr.networks import (
-    Encoder,
+    GROUPS,
+    Group,
     HeadNoise,
     LayerNoise,
     Networks,
     NoisyLinear,
     QHead,
     TransitionModel,
-    head_sizes,
-    linear,
-    renormalise,
-    scale_gradient,
-    shift_and_add,
+    noise_shapes,
 )
+from spr.ops import linear, scale_gradient, shift_and_add
 from spr.presets import preset_config
 
 
@@ -66,7 +67,7 @@ def test_streams_without_a_noisy_weight_equal_explicit_layers_side_by_side():
     layer = NoisyLinear(5, 6, sigma=0.5, streams=2)
     noise = LayerNoise(torch.randn(3, 2, 5), torch.randn(3, 6))  # three draws
     x = torch.randn(4, 5)
-    out = layer.unformed(x, noise)
+    out = layer.factorised(x, noise)
     for draw in range(3):
         f_in, f_out = (e[draw].sign() * e[draw].abs().sqrt() for e in noise)
         value, advantage = explicit(layer, x, f_in[0], f_out), explicit(layer, x, f_in[1], f_out)
@@ -116,14 +117,14 @@ def test_a_convolution_by_shifting_and_adding_equals_the_librarys(inputs, output
 
 
 def test_dueling_head_adds_value_to_centred_advantages():
-    head = QHead(small(hidden=8, atoms=5), actions=3)
+    head = QHead(small(hidden=8, atoms=5), num_actions=3)
     z = torch.rand(2, 3136)
     value = head.value.mean(torch.relu(head.project(z)[:, :8]))
     torch.testing.assert_close(head(z, ())[0].mean(1), value)
 
 
 def test_projection_has_no_noise_no_relu_and_shares_the_heads_weights():
-    head = QHead(small(hidden=8), actions=3)
+    head = QHead(small(hidden=8), num_actions=3)
     z = torch.rand(4, 3136)
     y = head.project(z)
     assert y.shape == (4, 16)
@@ -132,7 +133,7 @@ def test_projection_has_no_noise_no_relu_and_shares_the_heads_weights():
 
 
 def test_the_head_without_noise_is_the_head_under_zero_noise():
-    head = QHead(small(hidden=8, atoms=5), actions=3)
+    head = QHead(small(hidden=8, atoms=5), num_actions=3)
     z = torch.rand(4, 3136)
     zero = HeadNoise(*(LayerNoise(torch.zeros(1, s, i), torch.zeros(1, o)) for s, i, o in sizes(8, 5, 3)))
     torch.testing.assert_close(head(z, zero), head(z, ()))
@@ -143,7 +144,7 @@ def sizes(hidden, atoms, actions):
 
 
 def test_noise_changes_q_values_and_absence_of_noise_does_not():
-    networks = Networks(small(hidden=8), actions=3)
+    networks = Networks(small(hidden=8), num_actions=3)
     noise = HeadNoise(*(LayerNoise(torch.randn(s, i), torch.randn(o)) for s, i, o in sizes(8, 51, 3)))
     obs = torch.rand(2, 4, 84, 84)
     assert torch.equal(networks(obs), networks(obs))
@@ -151,14 +152,14 @@ def test_noise_changes_q_values_and_absence_of_noise_does_not():
 
 
 def test_latents_lie_between_zero_and_one():
-    z = Encoder("standard")(torch.rand(3, 4, 84, 84))
+    z = make_encoder("standard", (84, 84, 4))(torch.rand(3, 4, 84, 84))
     assert z.shape == (3, 7, 7, 64)
     assert torch.equal(z.flatten(1).amin(1), torch.zeros(3))
     torch.testing.assert_close(z.flatten(1).amax(1), torch.ones(3))
 
 
 def test_dropout_masks_silence_activations():
-    encoder = Encoder("standard")
+    encoder = make_encoder("standard", (84, 84, 4))
     keep = tuple(torch.zeros(2, *shape) for shape in ((20, 20, 32), (9, 9, 64), (7, 7, 64)))
     assert encoder(torch.rand(2, 4, 84, 84), keep).abs().sum() == 0
 
@@ -167,11 +168,11 @@ def test_transition_model_sees_the_action_and_normalises_by_the_batch():
     model = TransitionModel((7, 7, 64), 4)
     z = torch.rand(6, 7, 7, 64)
     actions = torch.tensor([0, 1, 2, 3, 0, 1])
-    out = model(z, model.planes(actions))
+    out = model(z, model.action_bias(actions))
     assert out.shape == z.shape
-    assert not torch.allclose(out, model(z, model.planes(actions.roll(1))))
+    assert not torch.allclose(out, model(z, model.action_bias(actions.roll(1))))
     # Batch statistics: a sample's prediction depends on its companions.
-    assert not torch.allclose(out[:3], model(z[:3], model.planes(actions[:3])))
+    assert not torch.allclose(out[:3], model(z[:3], model.action_bias(actions[:3])))
 
 
 def test_the_models_batch_norm_is_the_librarys_even_far_from_zero():
@@ -187,7 +188,7 @@ def test_the_models_batch_norm_is_the_librarys_even_far_from_zero():
     for name in ("ours", "library"):
         start = z.clone().requires_grad_()
         if name == "ours":
-            out = model(start, model.planes(actions))
+            out = model(start, model.action_bias(actions))
         else:
             planes = torch.nn.functional.one_hot(actions, 4).float()[:, :, None, None].expand(-1, -1, 7, 7)
             stacked = torch.cat([start.permute(0, 3, 1, 2), planes], 1)
@@ -211,7 +212,7 @@ def test_action_planes_are_convolved_as_if_they_were_there():
         planes[row, a] = 1
     weight = model.conv1.weight[:, 64:]
     expected = torch.nn.functional.conv2d(planes, weight, padding=1)
-    torch.testing.assert_close(model.planes(action), expected.permute(0, 2, 3, 1) + model.conv1.bias)
+    torch.testing.assert_close(model.action_bias(action), expected.permute(0, 2, 3, 1) + model.conv1.bias)
 
 
 def test_parameter_count_at_six_actions():
@@ -220,7 +221,7 @@ def test_parameter_count_at_six_actions():
 
 
 def test_the_data_efficient_encoder_has_two_convolutions():
-    encoder = Encoder("data_efficient")
+    encoder = make_encoder("data_efficient", (84, 84, 4))
     assert {name: tuple(p.shape) for name, p in encoder.named_parameters() if "weight" in name} == {
         "conv1.weight": (32, 4, 5, 5),
         "conv2.weight": (64, 32, 5, 5),
@@ -229,7 +230,7 @@ def test_the_data_efficient_encoder_has_two_convolutions():
 
 
 def test_a_head_without_dueling_or_noise_or_atoms_is_a_plain_one():
-    head = QHead(small("drq", dueling=False, hidden=8), actions=3)
+    head = QHead(small("drq", dueling=False, hidden=8), num_actions=3)
     assert {name for name, _ in head.named_parameters()} == {
         *("hidden.weight", "hidden.bias", "advantage.weight", "advantage.bias")
     }
@@ -241,7 +242,7 @@ def test_a_head_without_dueling_or_noise_or_atoms_is_a_plain_one():
 
 def test_noise_without_dueling():
     config = small(dueling=False, hidden=8)
-    head, sizes = QHead(config, 3), head_sizes(config, 3)
+    head, sizes = QHead(config, 3), noise_shapes(config, 3)
     noise = tree_map(lambda size: torch.randn(2, *size.shape), sizes)
     out = head(torch.rand(4, 3136), noise)
     assert out.shape == (2, 4, 3, 51)
@@ -255,3 +256,41 @@ def test_curls_projection_is_normalised_and_its_predictor_a_bilinear_form():
     torch.testing.assert_close(y.mean(-1), torch.zeros(5), atol=1e-5, rtol=0)
     torch.testing.assert_close(y.var(-1, correction=0), torch.ones(5), atol=1e-3, rtol=0)
     torch.testing.assert_close(networks.predict(y), y @ networks.predictor.weight.T)
+
+
+def test_every_parameter_says_how_it_is_treated():
+    networks = Networks(preset_config("spr"), 4)
+    groups = networks.groups()
+    assert list(groups) == [name for name, _ in networks.named_parameters()]
+    assert set(groups.values()) == set(GROUPS)
+    assert all(groups[name].acts == name.startswith(("encoder.", "head.")) for name in groups)
+    mean = {"head.hidden.weight", "head.hidden.bias", *(name for name in groups if name.startswith("encoder."))}
+    assert {name for name, group in groups.items() if group.in_ema} == mean
+    assert {name for name, group in groups.items() if group.clip is None} == {"predictor.weight", "predictor.bias"}
+
+
+def test_a_part_without_a_group_is_refused_by_name():
+    networks = Networks(preset_config("spr"), 4)
+    networks.reward = torch.nn.Linear(3, 1)
+    with pytest.raises(UserError, match=r"'reward.weight' is in no group"):
+        networks.groups()
+
+
+def test_layouts_refuse_what_they_can_not_place():
+    shapes = {"a": torch.Size([3]), "b": torch.Size([2])}
+    with pytest.raises(UserError, match="'b' is in the group 'mine'"):
+        Layout(shapes, {"a": GROUPS[0], "b": Group("mine")})
+    layout = Layout(shapes, {"a": GROUPS[0], "b": GROUPS[-1]})
+    assert layout.columns(lambda _: False) == slice(0, 0)
+    with pytest.raises(AssertionError, match="the groups out, predictor lie apart"):
+        Layout(shapes | {"c": torch.Size([5])}, {"a": GROUPS[0], "b": GROUPS[-1], "c": GROUPS[2]}).columns(
+            lambda group: group.name in ("out", "predictor")
+        )
+
+
+def test_an_encoder_knows_its_shapes_and_refuses_what_is_too_small():
+    encoder = make_encoder("standard", (64, 80, 9))
+    assert encoder.shapes == [(15, 19, 32), (6, 8, 64), (4, 6, 64)]
+    assert encoder(torch.rand(2, 9, 64, 80)).shape == (2, 4, 6, 64)
+    with pytest.raises(UserError, match="30x84 pixels are too small"):
+        make_encoder("standard", (30, 84, 4))

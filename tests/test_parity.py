@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from spr import networks as networks_module
-from spr.draws import Draws, Looks
+from spr import ops
+from spr.augment import AugmentParams, Views
+from spr.aux_losses import cosine
 from spr.learner import Learner, LearnerState
 from spr.networks import HeadNoise, LayerNoise
 from spr.presets import preset_config
 from spr.replay import Batch
-from spr.representations import cosine
+from spr.rng import Draws
 
 GOLDEN = json.loads((Path(__file__).parent / "spr_parity.json").read_text())
 ROWS, DEPTH, ACTIONS, N = 4, 5, 6, 10
@@ -90,7 +91,7 @@ def observation(t):
 
 
 def as_on_a_gpu(x, weight, stride=1, padding=0):
-    return networks_module.shift_and_add(x, weight, stride, padding)
+    return ops.shift_and_add(x, weight, stride, padding)
 
 
 @pytest.fixture(scope="module", params=["a CPU's convolutions", "a GPU's convolutions"])
@@ -98,12 +99,12 @@ def computed(request):
     """Everything once with the library's convolutions, and once with those that a GPU uses."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "a GPU's convolutions":
-            patch.setattr(networks_module, "convolve", as_on_a_gpu)
+            patch.setattr(ops, "convolve", as_on_a_gpu)
         yield compute()
 
 
 def compute():
-    config = preset_config("spr").override({"replay.batch": ROWS})
+    config = preset_config("spr").override({"replay.batch_size": ROWS})
     learner = Learner(config, ACTIONS, torch.device("cpu"), torch.float64)
     state: LearnerState = learner.init([0])
     with torch.no_grad():
@@ -118,7 +119,7 @@ def compute():
     mask[0, 2, 1:] = 0
     batch = Batch(
         start=torch.zeros(1, ROWS, dtype=torch.int64),
-        frames=torch.zeros(1, ROWS, 0, 84, 84, dtype=torch.uint8),
+        frames=torch.zeros(1, ROWS, 0, 1, 84, 84, dtype=torch.uint8),
         visible=torch.ones(1, ROWS, DEPTH + 2, 4),
         actions=torch.tensor([[[(3 * t + 2 * b + t * b) % 6 for t in range(DEPTH)] for b in range(ROWS)]]),
         returns=torch.tensor([[1.5, -0.25, 0, 3]], dtype=torch.float64),
@@ -128,9 +129,9 @@ def compute():
     )
     unused = torch.zeros(1, ROWS, DEPTH + 2)
     both = HeadNoise(*(LayerNoise(*(torch.stack([e, e])[None] for e in layer)) for layer in noise))
-    looks = Looks(unused[..., None], unused[..., None], unused, unused)
-    draws = Draws(unused, looks, noise=both, keep=())
-    rows, loss, terms = learner.gradients(state, batch, (obs[:, :1], obs[:, 1:]), draws)
+    params = AugmentParams(unused[..., None], unused[..., None], unused, unused)
+    draws = Draws(unused, params, noise=both, dropout=())
+    rows, loss, terms = learner.gradients(state, batch, Views(obs[:, :1], obs[:, 1:]), draws)
     grads = learner.layout.views(rows)
     return {"learner": learner, "state": state, "obs": obs, "noise": noise, "draws": draws, "batch": batch} | {
         "loss": loss,
@@ -154,7 +155,7 @@ def test_q_values_before_and_after_n_steps(computed):
 
 def test_rl_loss_and_kl(computed):
     assert_close(computed["terms"].losses["rl"][0], GOLDEN["rl_loss"])
-    assert_close(computed["terms"].surprise[0], GOLDEN["kl"])
+    assert_close(computed["terms"].raw_priority[0], GOLDEN["kl"])
 
 
 def test_total_loss(computed):
@@ -172,7 +173,7 @@ def test_spr_loss_sums_the_unmasked_cosines(computed):
 
 def test_every_cosine_before_masking(computed):
     learner, state, batch = computed["learner"], computed["state"], computed["batch"]
-    pair = (computed["obs"][:, :1], computed["obs"][:, 1:])
+    pair = Views(computed["obs"][:, :1], computed["obs"][:, 1:])
     for k in range(DEPTH):
         for b in range(ROWS):
             mask = torch.zeros(1, ROWS, DEPTH)

@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from conftest import CPU, plain_params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spr.augment import observations
+from spr.augment import observations, views_of
 from spr.config import Config
-from spr.draws import Looks
 from spr.replay import Replay, memory_needed
 
-CPU = torch.device("cpu")
 GAMMA = 0.9
 ON, TERMINAL, TRUNCATED = 0, 1, 2
 
@@ -21,11 +20,11 @@ def small_config(capacity=60, n_step=3, depth=2, batch=4, steps=500):
         {
             "replay.capacity": capacity,
             "replay.n_step": n_step,
-            "replay.batch": batch,
+            "replay.batch_size": batch,
             "replay.gamma": GAMMA,
             "learner.depth": depth,
-            "learner.spr_weight": 2.0 if depth else 0.0,
-            "schedule.random_steps": 50,
+            "learner.aux_weight": 2.0 if depth else 0.0,
+            "schedule.learning_starts": 50,
             "schedule.steps": steps,
         }
     )
@@ -74,9 +73,9 @@ def fill(config, ends, actions, rewards, agents=1):
     replay = Replay(config, agents, CPU)
     for t, end in enumerate(ends):
         first = t == 0 or ends[t - 1] != ON
-        replay.keep(torch.full((agents, 84, 84), (t + 1) % 256, dtype=torch.uint8))
-        replay.append(torch.full((agents,), first), torch.full((agents,), actions[t]))
-        replay.settle(torch.full((agents,), rewards[t]), torch.full((agents,), end == TRUNCATED))
+        replay.write_frame(torch.full((agents, 1, 84, 84), (t + 1) % 256, dtype=torch.uint8))
+        replay.begin_step(torch.full((agents,), first), torch.full((agents,), actions[t]))
+        replay.finish_step(torch.full((agents,), rewards[t]), torch.full((agents,), end == TRUNCATED))
         if t % 13 == 0:
             replay.check()
     replay.check()
@@ -104,9 +103,8 @@ def test_sequences_equal_the_oracle(ends, n_step, depth, seed):
 
     batch = replay.sample(torch.from_numpy(random.random((1, 40))), torch.tensor(0.5))
     by_slot = {t % replay.capacity: t for t in eligible}
-    none = torch.zeros(1, 40, len(config.views), dtype=torch.int64)
-    looks = Looks(none[..., None].expand(-1, -1, -1, 2), none[..., None][..., :0], none + 84, none + 1.0)
-    pixels = observations(batch.frames, replay.offsets, batch.visible, looks, largest_shift=0)
+    params = plain_params(40, len(views_of(config)))
+    pixels = observations(batch.frames, replay.offsets, batch.visible, params, largest_shift=0)
     for row, slot in enumerate(batch.start[0].tolist()):
         t = by_slot[slot]
         total, discount = oracle.n_step_return(t)
@@ -146,7 +144,7 @@ def test_sampling_follows_the_priorities():
     replay.priority[0] = weights
     draws = 200_000
     uniform = torch.rand(1, draws, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    counts = torch.bincount(replay._draw(uniform)[0], minlength=len(weights)).double()
+    counts = torch.bincount(replay._descend(uniform)[0], minlength=len(weights)).double()
     p = weights.double() / weights.double().sum()
     sigma = (draws * p * (1 - p)).sqrt()
     assert ((counts - draws * p).abs() <= 5 * sigma + 1e-9).all()
@@ -157,7 +155,7 @@ def test_sampling_follows_the_priorities():
 def test_extreme_draws_stay_on_drawable_starts(edge):
     replay = fill(small_config(), [ON] * 59, [0] * 59, [0.0] * 59)
     replay.priority[0] *= torch.rand(replay.priority.shape[1], generator=torch.Generator().manual_seed(0)) * 1e-3
-    slot = replay._draw(torch.full((1, 3), edge, dtype=torch.float64))
+    slot = replay._descend(torch.full((1, 3), edge, dtype=torch.float64))
     assert (replay.priority[0, slot] > 0).all()
 
 
@@ -174,7 +172,7 @@ def test_importance_weights_by_hand():
 def test_a_start_drawn_twice_takes_the_larger_priority():
     replay = fill(small_config(), [ON] * 59, [0] * 59, [0.0] * 59, agents=2)
     start = torch.tensor([[5, 9, 5], [9, 9, 5]])
-    replay.reprioritise(start, torch.tensor([[0.2, 0.3, 0.7], [3.0, 0.1, 0.4]]), torch.zeros(2, dtype=torch.bool))
+    replay.update_priorities(start, torch.tensor([[0.2, 0.3, 0.7], [3.0, 0.1, 0.4]]), torch.zeros(2, dtype=torch.bool))
     assert replay.priority[0, [5, 9]].tolist() == pytest.approx([0.7, 0.3])
     assert replay.priority[1, [5, 9]].tolist() == pytest.approx([0.4, 3.0])
 
@@ -185,9 +183,9 @@ def test_new_steps_get_priority_one_whatever_was_learnt_before():
     replay.priority[0, :47] = 0.25
     for _ in range(10):
         none = torch.zeros(1, dtype=torch.int64)
-        replay.keep(torch.zeros(1, 84, 84, dtype=torch.uint8))
-        replay.append(none.bool(), none)
-        replay.settle(none.float(), none.bool())
+        replay.write_frame(torch.zeros(1, 1, 84, 84, dtype=torch.uint8))
+        replay.begin_step(none.bool(), none)
+        replay.finish_step(none.float(), none.bool())
     # Steps 47..56 became drawable in the meantime; slots 57..59 wait for their windows, 60..62 lost their stacks.
     assert replay.priority[0, 47:50].tolist() == [1, 1, 1]
     assert replay.priority[0, :7].tolist() == [1] * 7
@@ -197,11 +195,11 @@ def test_new_steps_get_priority_one_whatever_was_learnt_before():
 
 @pytest.mark.parametrize("depth", [0, 2, 6])
 def test_what_is_drawn_does_not_depend_on_the_step_that_is_still_open(depth):
-    """Updates may run while the environments step: between append and settle, the open slot is never read."""
+    """Updates may run while the environments step: between begin_step and finish_step, the open slot is never read."""
     config = small_config(depth=depth, capacity=50)
     replay = fill(config, [ON] * 75, [0] * 75, [1.0] * 75)
-    replay.keep(torch.full((1, 84, 84), 76, dtype=torch.uint8))
-    replay.append(torch.tensor([False]), torch.tensor([0]))
+    replay.write_frame(torch.full((1, 1, 84, 84), 76, dtype=torch.uint8))
+    replay.begin_step(torch.tensor([False]), torch.tensor([0]))
     slot = (replay.steps - 1) % replay.capacity
     uniform = torch.linspace(0, 0.999, 200, dtype=torch.float64)[None]
     batches = []
@@ -216,7 +214,7 @@ def test_what_is_drawn_does_not_depend_on_the_step_that_is_still_open(depth):
 def test_memory_is_what_is_announced():
     config = small_config(capacity=5000, steps=5000)
     replay = Replay(config, 3, CPU)
-    held = [replay.frames, replay.actions, replay.rewards, replay.first, replay.truncated, replay.priority]
+    held = [replay.frames, replay.actions, replay.rewards, replay.is_first, replay.truncated, replay.priority]
     taken = sum(tensor.numel() * tensor.element_size() for tensor in held)
     assert memory_needed(config, 3) <= taken < 1.01 * memory_needed(config, 3)
 
@@ -234,10 +232,9 @@ def test_with_the_authors_ends_only_the_first_step_cuts_and_the_last_state_befor
     plain, batch = (replay.sample(uniform, torch.tensor(0.4)) for replay in (right, authors))
     for same in ("start", "actions", "returns", "mask", "weight"):
         assert torch.equal(getattr(plain, same), getattr(batch, same)), same
-    views = len(config.views)
-    none = torch.zeros(1, 300, views, dtype=torch.int64)
-    looks = Looks(none[..., None].expand(-1, -1, -1, 2), none[..., None][..., :0], none + 84, none + 1.0)
-    pixels = observations(batch.frames, authors.offsets, batch.visible, looks, largest_shift=0)
+    views = views_of(config)
+    params = plain_params(300, len(views))
+    pixels = observations(batch.frames, authors.offsets, batch.visible, params, largest_shift=0)
     pixels = (pixels[0, :, :, :, 40, 40] * 255).round().int()  # [O, B, 4]
     found = set()
     for row, t in enumerate(batch.start[0].tolist()):
@@ -245,7 +242,7 @@ def test_with_the_authors_ends_only_the_first_step_cuts_and_the_last_state_befor
         state = t + (end if end is not None and end <= depth else n_step)
         assert pixels[-1, row].tolist() == [value % 256 for value in oracle.stack(state)]
         assert batch.discount[0, row].item() == pytest.approx(0.0 if end == 0 else GAMMA**n_step)
-        for o in range(views - 1):
-            assert pixels[o, row].tolist() == [value % 256 for value in oracle.stack(t + config.views[o][0])]
+        for o, view in enumerate(views[:-1]):
+            assert pixels[o, row].tolist() == [value % 256 for value in oracle.stack(t + view.offset)]
         found.add(end)
     assert found == {None, *range(n_step)}  # the history held every case

@@ -18,8 +18,8 @@ from spr.config import Config, from_dict
 from spr.errors import UserError
 from spr.games import game_names, normalised, reference_scores, reference_table
 from spr.presets import preset_config
-from spr.records import BENCHMARK, read, with_equal_games
 from spr.report import write
+from spr.results import BENCHMARK, read, with_equal_games
 from spr.tables import Method, methods_of
 
 REPOSITORY = Path(__file__).parents[1]
@@ -81,6 +81,7 @@ def full(tmp_path_factory):
     return write([runs], out, draws=300), out
 
 
+@pytest.mark.slow
 def test_the_papers_own_scores_give_its_own_aggregates(full):
     """Runs whose means are the paper's per-game scores end in its Table 1."""
     row = next(row for row in rows_of(full[1] / "aggregates.csv") if (row["method"], row["source"]) == ("spr", "ours"))
@@ -89,8 +90,8 @@ def test_the_papers_own_scores_give_its_own_aggregates(full):
     assert float(row["mean, DQN-normalised"]) == pytest.approx(0.510, abs=5e-4)
     assert float(row["median, DQN-normalised"]) == pytest.approx(0.361, abs=5e-4)
     assert float(row["superhuman games"]) == 7
-    assert row["rests on"] == "26 games, 2 runs each"
-    assert row["rests on: note"] == ""
+    assert row["runs"] == "26 games, 2 runs each"
+    assert row["runs: note"] == ""
     for name in ("mean", "median", "IQM", "optimality gap"):
         assert float(row[f"{name}: low"]) < float(row[name]) < float(row[f"{name}: high"])
 
@@ -112,8 +113,8 @@ def test_every_run_is_in_the_table_of_games(full):
 def test_incomplete_sets_are_marked_and_compared_on_the_same_games_only(full):
     out = full[1]
     row = next(row for row in rows_of(out / "aggregates.csv") if (row["method"], row["source"]) == ("der", "ours"))
-    assert row["rests on"] == "4 of 26 games, 2 runs each"
-    assert row["rests on: note"] == "incomplete"
+    assert row["runs"] == "4 of 26 games, 2 runs each"
+    assert row["runs: note"] == "incomplete"
     same = {(row["method"], row["source"]): row for row in rows_of(out / "same_games_1.csv")}
     four = [normalised(game, reference_scores("spr")[game]) for game in game_names()[:4]]
     assert float(same["SPR", "paper"]["mean"]) == pytest.approx(np.mean(four))
@@ -125,7 +126,7 @@ def test_unequal_numbers_of_runs_are_incomplete_too():
     scores = {game: np.zeros(3) for game in game_names()}
     assert Method("m", scores).complete
     assert not Method("m", scores | {"pong": np.zeros(2)}).complete
-    assert Method("m", scores | {"pong": np.zeros(2)}).rests_on() == "26 games, 2 to 3 runs each"
+    assert Method("m", scores | {"pong": np.zeros(2)}).runs_text() == "26 games, 2 to 3 runs each"
 
 
 def test_every_figure_is_a_png_beside_the_page_and_inside_it(full):
@@ -144,6 +145,7 @@ def test_the_page_needs_nothing_from_elsewhere(full):
     assert "http" not in re.sub(r"base64,[^']*", "", page)
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_page(full, tmp_path):
     runs = Path(rows_first_path(full[1]))
     write([runs], tmp_path, draws=300)
@@ -206,6 +208,7 @@ def test_files_of_earlier_versions_still_count_for_what_they_are(monkeypatch):
         matching.finished_as(older.parent, wanted(older))
 
 
+@pytest.mark.slow
 def test_the_repositorys_own_results_can_be_reported(tmp_path):
     report = write([REPOSITORY / "results"], tmp_path, draws=100)
     superseded = sorted((REPOSITORY / "results" / "superseded").rglob("result.json"))
@@ -229,7 +232,7 @@ def test_depth_and_ema_by_hand():
     assert "our spr runs" in drawn.words
     assert "paper's SPR" in figures.depth(depths[1:]).words
     assert figures.depth(depths[:2]) is None
-    taus = [method("spr_tau_0.5783", 10, 10, 10), method("spr_tau_0", 30, 10, 30), method("spr_tau_0_noaug", 1, 1, 1)]
+    taus = [method("spr_ema_0.5783", 10, 10, 10), method("spr_ema_0", 30, 10, 30), method("spr_ema_0_noaug", 1, 1, 1)]
     assert [drawing.name for drawing in figures.ema(taus)] == ["ema"]  # of the other kind there is but one
 
 
@@ -267,14 +270,14 @@ def test_another_way_of_playing_under_the_same_name_is_not_mixed_in(tmp_path):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"score": math.nan}, "'score' is no finite number"),
+        ({"score": math.nan}, "'score' is not a finite number"),
         ({"episodes": [1.0, math.nan]}, "episodes are not all finite"),
         ({"episodes": []}, "episodes are not all finite"),
         ({"episodes": "many"}, "episodes are not all finite"),
         ({"score": 3.0}, "is not the mean of its episodes"),
-        ({"seed": "0"}, "seed is no whole number"),
-        ({"game": 7}, "'game' is no text"),
-        ({"train_seconds": None}, "'train_seconds' is no finite number"),
+        ({"seed": "0"}, "seed is not a whole number"),
+        ({"game": 7}, "'game' is not a string"),
+        ({"train_seconds": None}, "'train_seconds' is not a finite number"),
         ({"protocol": "atari"}, "protocol is missing"),
         ({"config": {"learner": {"depth": "deep"}}}, "configuration can't be read"),
         ({"config": None}, "configuration can't be read"),
@@ -313,7 +316,7 @@ def test_games_outside_the_benchmark_are_in_no_aggregate(tmp_path):
     result(tmp_path / "c", game="tetris", protocol=rules)
     write([tmp_path], tmp_path / "out", draws=50)
     row = next(row for row in rows_of(tmp_path / "out" / "aggregates.csv") if row["source"] == "ours")
-    assert row["rests on"].startswith("1 of 26 games")
+    assert row["runs"].startswith("1 of 26 games")
     others = [rows_of(tmp_path / "out" / f"other_{number}.csv")[0]["game"] for number in (1, 2)]
     assert others == ["catch", "tetris"]
 

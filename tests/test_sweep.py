@@ -10,24 +10,17 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
+from conftest import CPU, TINY
 from rich.console import Console
 
 from spr import cluster, runs
 from spr.cli import main
 from spr.errors import UserError
-from spr.plan import Job, Rates, Settings, fitting, plan, unfinished
+from spr.fleet import largest_fleet
+from spr.plan import Job, Rates, Settings, plan, unfinished
 from spr.sweep import Event, Overview, outcome
 
-CPU = torch.device("cpu")
-SMALL = (
-    "network.hidden=16",
-    "replay.batch=4",
-    "learner.depth=2",
-    "schedule.random_steps=60",
-    "schedule.steps=150",
-    "evaluation.episodes=3",
-)
+SMALL = tuple(f"{name}={value}" for name, value in (TINY | {"schedule.steps": 150, "evaluation.episodes": 3}).items())
 CHANGES = [part for text in SMALL for part in ("--set", text)]
 
 
@@ -121,15 +114,15 @@ def test_seeds_are_divided_evenly_into_fleets_that_fit(tmp_path):
 def test_no_more_agents_than_memory(monkeypatch, tmp_path):
     config = settings(tmp_path).config(Job("spr", "catch", (0,)))
     one = 2**30 * 2
-    monkeypatch.setattr("spr.plan.free_memory", lambda _: one)
-    monkeypatch.setattr("spr.plan.memory", lambda _c, agents, _d: agents * 600 * 2**20)
-    assert fitting(config, CPU, 1) == 3
+    monkeypatch.setattr("spr.fleet.free_memory", lambda _: one)
+    monkeypatch.setattr("spr.fleet.fleet_memory", lambda _c, agents, _d: agents * 600 * 2**20)
+    assert largest_fleet(config, CPU, 1) == 3
     for together, sizes in ((1, [3, 3, 2, 2]), (2, [1] * 10), (None, [10])):  # a cluster's nodes are not this machine
         made = plan(["spr"], ["catch"], range(10), settings(tmp_path), 10, together)
         assert [len(job.seeds) for job in made] == sizes
-    monkeypatch.setattr("spr.plan.memory", lambda _c, agents, _d: agents * 2**40)
+    monkeypatch.setattr("spr.fleet.fleet_memory", lambda _c, agents, _d: agents * 2**40)
     with pytest.raises(UserError, match="one agent takes about 1024"):
-        fitting(config, CPU, 1)
+        largest_fleet(config, CPU, 1)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +188,7 @@ def test_a_known_gpus_rates_are_used_before_anything_is_finished(tmp_path, monke
     assert cost(Job("spr", "pong", tuple(range(20)))).seconds == pytest.approx(777.1 * 20 / 16 + 400)
 
 
+@pytest.mark.slow
 def test_the_dry_run_writes_nothing(tmp_path, capsys):
     out = tmp_path / "runs"
     assert main(["sweep", "--games", "all", "--presets", "spr", "rainbow", "--out", str(out), "--dry-run"]) == 0
@@ -227,6 +221,7 @@ def test_the_last_table_says_what_is_missing(tmp_path):
     assert "5.00 (1 of 2)  - (0 of 2)" in (tmp_path / "said").read_text()
 
 
+@pytest.mark.slow
 def test_a_failed_fleet_is_listed_and_does_not_stop_the_others(whole, tmp_path):
     """One of the folders is taken by a foreign file: that fleet fails, the other is trained."""
     taken = runs.folder(tmp_path, "spr", "catch", 0)
@@ -242,6 +237,7 @@ def test_a_failed_fleet_is_listed_and_does_not_stop_the_others(whole, tmp_path):
     assert results(tmp_path)["spr/catch/seed-1"] == results(whole[0])["spr/catch/seed-1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "differs"),
     [
@@ -284,6 +280,7 @@ def test_a_damaged_result_is_named_and_not_counted(tmp_path, capsys):
         assert "result.json can't be read" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_variants_with_names_live_side_by_side(whole, tmp_path, capsys):
     out = tmp_path / "runs"
     shutil.copytree(whole[0], out)
@@ -313,6 +310,7 @@ def test_a_name_is_for_one_method(tmp_path, capsys):
     assert "--name" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_second_sweep_skips_everything(whole):
     out, said = whole
     assert "2 done, 0 running, 0 waiting, 0 failed" in said
@@ -324,6 +322,7 @@ def test_a_second_sweep_skips_everything(whole):
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "how"), [("local", signal.SIGINT), ("local", signal.SIGKILL), ("ray", signal.SIGINT)]
 )
@@ -333,7 +332,7 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_bytes(engine, how, whole, t
     arguments = ("sweep", "--games", "catch", "--seeds", 2, "--agents", 1,
                  "--together", 2, "--out", tmp_path, "--checkpoint-every", 25, *CHANGES)  # fmt: skip
     command = spr(*arguments, "--engine", engine)
-    wait_for(lambda: list(tmp_path.rglob("checkpoint-*.spr")))
+    wait_for(lambda: list(tmp_path.rglob("checkpoint-*.safetensors")))
     command.send_signal(how)
     said, _ = command.communicate(timeout=60)
     if how == signal.SIGINT:
@@ -351,20 +350,21 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_bytes(engine, how, whole, t
 def test_files_are_brought_home_only_where_they_are_not(tmp_path):
     there, home = tmp_path / "there", tmp_path / "home"
     there.mkdir()
-    for name in ("result.json", "config.json", "metrics.jsonl", "checkpoint-50.spr"):
+    for name in ("result.json", "config.json", "metrics.jsonl", "checkpoint-50.safetensors"):
         (there / name).write_text(name)
     kept = runs.results(there)
     assert [path.name for path in kept] == ["config.json", "metrics.jsonl", "result.json"]  # a result comes last
     for path in kept:
-        runs.bring(home / path.name, path.read_bytes())
+        runs.write_if_changed(home / path.name, path.read_bytes())
     assert sorted(path.name for path in home.iterdir()) == ["config.json", "metrics.jsonl", "result.json"]
     before = (home / "result.json").stat().st_ino
-    runs.bring(home / "result.json", b"result.json")
+    runs.write_if_changed(home / "result.json", b"result.json")
     assert (home / "result.json").stat().st_ino == before
-    runs.bring(home / "result.json", b"another")
+    runs.write_if_changed(home / "result.json", b"another")
     assert (home / "result.json").read_bytes() == b"another"
 
 
+@pytest.mark.slow
 def test_results_of_a_node_with_a_disk_of_its_own_come_home(whole, tmp_path, monkeypatch):
     """What a task returns is all that the driver needs: the folder where it was made is gone by then."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -388,6 +388,7 @@ def test_results_of_a_node_with_a_disk_of_its_own_come_home(whole, tmp_path, mon
     assert unfinished([job], made) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["worker", "node"])
 def test_on_two_ray_nodes_with_one_lost_the_results_are_the_local_engines(lost, whole, tmp_path):
     pytest.importorskip("ray")
@@ -404,7 +405,7 @@ def test_on_two_ray_nodes_with_one_lost_the_results_are_the_local_engines(lost, 
         def saved_there():
             """Workers of the second node whose run has a checkpoint."""
             working = trainings(tmp_path).items()
-            return [w for run, (_, w) in working if parent(w) == raylet and list(run.glob("checkpoint-*.spr"))]
+            return [w for run, (_, w) in working if parent(w) == raylet and list(run.glob("checkpoint-*.safetensors"))]
 
         (worker,) = wait_for(saved_there)
         assert b"ray::" in Path(f"/proc/{worker}/cmdline").read_bytes()
@@ -418,5 +419,5 @@ def test_on_two_ray_nodes_with_one_lost_the_results_are_the_local_engines(lost, 
     finally:
         nodes.shutdown()
     logs = [path.read_text() for path in (tmp_path / "logs").rglob("*.txt")]
-    assert sum("playing again" in log for log in logs) == 1, logs  # one went on from a checkpoint
+    assert sum("replaying the log" in log for log in logs) == 1, logs  # one went on from a checkpoint
     assert_equal_results(whole[0], tmp_path, 2)

@@ -1,7 +1,17 @@
-"""Owns `python -m spr`, which is the command line."""
+"""Owns how the command begins: `spr`, which is `python -m spr`."""
 
 import sys
 
-from spr.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the command line, or say that it can't run here."""
+    if sys.platform != "linux":
+        sys.stderr.write(f"spr: Linux is needed, this is {sys.platform}: a container or a virtual machine will do\n")
+        return 2
+    from spr.cli import main as run  # noqa: PLC0415 - elsewhere its imports would fail with a traceback
+
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

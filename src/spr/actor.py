@@ -1,40 +1,45 @@
-"""Owns acting: the frame stacks of a fleet's environments and the greedy choice of actions.
+"""Owns acting: frame stacks, the greedy choice of actions, and one environment step of a fleet on the device.
 
-Shapes: S agents, E environments per agent (one while training, many in evaluation), A actions.
+Shapes: S agents, E environments per agent (one while training, many in evaluation), A actions; frames are [C, H, W].
 """
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from spr.config import SIDE, STACK, Config
-from spr.networks import Networks, Noise
+from spr.config import Config
+from spr.envs import Frames, Step
+from spr.fleet import Fleet
+from spr.graphs import Inbox, Outbox, captured, compiled
+from spr.networks import Noise, networks_without_weights
+from spr.rng import RawNumbers
 
 
 class Actor:
-    """Sees the newest frames, remembers the last four, and picks the best action."""
+    """Keeps the frame stack of every environment, and picks the best action."""
 
-    def __init__(self, config: Config, actions: int, shape: tuple[int, int], device: torch.device) -> None:
-        """Prepare empty stacks for (S, E) environments."""
-        self.stack = torch.zeros(*shape, STACK, SIDE, SIDE, dtype=torch.uint8, device=device)
-        with torch.device("meta"):
-            networks = Networks(config, actions)
-        networks.support = networks.support.to(device)
+    def __init__(self, config: Config, num_actions: int, shape: tuple[int, int], device: torch.device) -> None:
+        """Prepare black stacks for (S, E) environments."""
+        obs = config.observation
+        self.stack = torch.zeros(*shape, obs.planes, obs.height, obs.width, dtype=torch.uint8, device=device)
+        self._channels = obs.channels
+        networks = networks_without_weights(config, num_actions, device)
 
         def q_values(params: dict[str, Tensor], obs: Tensor, noise: Noise) -> Any:
             return functional_call(networks, params, (obs, noise))
 
         self._q_values = vmap(q_values)
-        self._names = frozenset(
-            name for name, _ in networks.named_parameters() if name.startswith(("encoder.", "head."))
-        )
+        self._names = frozenset(name for name, group in networks.groups().items() if group.acts)
 
-    def observe(self, frame: Tensor, first: Tensor) -> None:
-        """Push frames [S, E, 84, 84]; where an episode begins [S, E], the frames before it become black."""
-        older = self.stack[:, :, 1:] * ~first[..., None, None, None]
-        self.stack.copy_(torch.cat([older, frame[:, :, None]], 2))
+    def observe(self, frame: Tensor, is_first: Tensor) -> None:
+        """Push frames [S, E, C, H, W]; where an episode begins [S, E], the frames before it become black."""
+        assert (frame.dim(), is_first.dim()) == (5, 2)
+        older = self.stack[:, :, self._channels :] * ~is_first[..., None, None, None]
+        self.stack.copy_(torch.cat([older, frame], 2))
 
     @torch.no_grad()
     def greedy(self, params: dict[str, Tensor], noise: Noise) -> Tensor:
@@ -43,3 +48,76 @@ class Actor:
         obs = self.stack.to(next(iter(used.values())).dtype) / 255
         q: Tensor = self._q_values(used, obs, noise)
         return q.argmax(-1)
+
+
+class ActStep:
+    """One environment step on the device: push the new frame, select actions, store both; the reward follows."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        """Nothing has been seen yet."""
+        agents, device, frame = len(fleet.seeds), fleet.device, fleet.config.observation.frame
+        self._fleet = fleet
+        self._actor = Actor(fleet.config, fleet.envs.num_actions, (agents, 1), device)
+        self._inbox = Inbox(
+            device,
+            {
+                "frame": np.zeros((agents, *frame), np.uint8),
+                "is_first": np.ones(agents, np.bool_),
+                "reward": np.zeros(agents, np.float32),
+                "truncated": np.zeros(agents, np.bool_),
+            },
+        )
+        self._outbox = Outbox(device)
+        self.epsilon = torch.zeros((), device=device)
+        self._select = compiled(self._select_and_store, device)
+        self._act = captured(self._act_greedily, device, fleet.rng.generators)
+
+    def start(self, frame: Frames) -> None:
+        """Show the first frame of every game, [S, C, H, W]."""
+        self._inbox.send(frame=frame, is_first=np.ones(len(frame), np.bool_))
+
+    def act_async(self, greedy: bool) -> None:
+        """Begin the step: select actions, the best under noise or random ones, and store them with what was seen."""
+        self._outbox.post(self._act() if greedy else self._store(self._fleet.rng.random_actions()))
+
+    def act_wait(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Wait for the actions, [S], and with them for whose learning has diverged, [S]."""
+        action, diverged = self._outbox.read()
+        return action, diverged.astype(np.bool_)
+
+    def replay_action(self, action: NDArray[np.int64]) -> None:
+        """Do a step of the past again, with the actions that were taken then, [S].
+
+        It waits for the device, as `act_wait` does: the outcome of the step may then be sent.
+        """
+        self._outbox.post(self._store(torch.from_numpy(action).to(self._fleet.device)[:, None]))
+        self._outbox.read()
+
+    def finish_step(self, out: Step) -> None:
+        """Send the outcome of the step; it is stored at once, so that the replay is whole between two steps."""
+        reward = out.reward.clip(-1, 1)
+        self._inbox.send(frame=out.frame, is_first=out.terminal | out.truncated, reward=reward, truncated=out.truncated)
+        self._fleet.replay.finish_step(self._inbox["reward"], self._inbox["truncated"])
+
+    def _act_greedily(self) -> Tensor:
+        self._fleet.replay.write_frame(self._inbox["frame"])
+        return self._select(self._fleet.rng.sample_raw_action(), None)
+
+    def _store(self, action: Tensor) -> Tensor:
+        self._fleet.replay.write_frame(self._inbox["frame"])
+        return self._select_and_store(None, action)
+
+    @torch.no_grad()
+    def _select_and_store(self, raw: RawNumbers | None, action: Tensor | None) -> Tensor:
+        """Push the newest frame, and store an action: the given one, or the best by these random numbers.
+
+        Returns the actions and whose learning has diverged, [2, S].
+        """
+        fleet, frame, is_first = self._fleet, self._inbox["frame"], self._inbox["is_first"]
+        self._actor.observe(frame[:, None], is_first[:, None])
+        if action is None:
+            assert raw is not None
+            action = self._actor.greedy(fleet.state.params, fleet.rng.head_noise(raw.normal))
+            action = fleet.rng.epsilon_greedy(action, raw, self.epsilon)
+        fleet.replay.begin_step(is_first, action[:, 0])
+        return torch.stack([action[:, 0], fleet.state.diverged.to(action.dtype)])

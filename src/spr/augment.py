@@ -1,74 +1,139 @@
-"""Owns how stored frames become what the networks see: stacking, shift and intensity, pure functions of their draws.
+"""Owns what an update looks at: which observations, by name, and how stored frames become them.
 
-Leading dimensions are free: [B, ...] for one agent, [S, B, ...] for a fleet.
+Stacking, shift, crop and intensity are pure functions of their random numbers. Leading dimensions are free: [B, ...]
+for one agent, [S, B, ...] for a fleet. O observations per sequence, of P planes each (frames times channels).
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from spr.config import SIDE, STACK
-from spr.draws import Looks
+from spr import ops
+from spr.config import Config
 
 
-def observations(frames: Tensor, offsets: Tensor, visible: Tensor, looks: Looks, largest_shift: int) -> Tensor:
+class View(NamedTuple):
+    """One of the observations that an update sees of each sequence."""
+
+    role: str  # "obs": s_t for the RL loss; "anchor": s_t for the auxiliary loss; "target"; "bootstrap": s_{t+n}
+    offset: int  # steps after s_t
+    augmented: bool
+    needs_grad: bool
+
+
+def views_of(config: Config) -> tuple[View, ...]:
+    """Return the observations of an update; those that gradients reach come first, the bootstrap last.
+
+    Where the RL loss sees augmented observations too, s_t is seen once, and is obs and anchor at the same time.
+    """
+    rl, learnt = config.augment.rl, not config.learner.stop_gradient
+    targets = config.target_offsets
+    return (
+        View("obs", 0, rl, needs_grad=True),
+        *([View("anchor", 0, augmented=True, needs_grad=True)] if targets and not rl else []),
+        *(View("target", offset, augmented=True, needs_grad=learnt) for offset in targets),
+        View("bootstrap", config.replay.n_step, rl, needs_grad=False),
+    )
+
+
+class Places(NamedTuple):
+    """Where each role is found among the views of an update."""
+
+    obs: int
+    anchor: int
+    targets: slice
+    bootstrap: int
+    with_grad: int  # how many views, from the first, gradients reach
+
+
+def places_of(config: Config) -> Places:
+    """Return where each role is found."""
+    views = views_of(config)
+    roles = [view.role for view in views]
+    first = roles.index("target") if "target" in roles else 1
+    return Places(
+        obs=roles.index("obs"),
+        anchor=roles.index("anchor" if "anchor" in roles else "obs"),
+        targets=slice(first, first + roles.count("target")),
+        bootstrap=roles.index("bootstrap"),
+        with_grad=sum(view.needs_grad for view in views),
+    )
+
+
+class Views(NamedTuple):
+    """The observations of an update: those that gradients reach, and the others; each part is encoded in one pass."""
+
+    with_grad: Tensor  # [..., O1, B, P, H, W]
+    without_grad: Tensor  # [..., O2, B, P, H, W]
+
+
+class AugmentParams(NamedTuple):
+    """How observations are augmented; pixels in 32 bits, since a GPU computes an index from them for every pixel."""
+
+    shift: Tensor  # [..., B, O, 2] pixels, down and right
+    corner: Tensor  # [..., B, O, 2] pixels, where the crop begins; without cropping [..., B, O, 0]
+    margin: Tensor  # [..., B, O] pixels by which the crop is smaller than the frame
+    factor: Tensor  # [..., B, O] brightness
+
+
+def augment_params(config: Config, shift: Tensor, corner: Tensor, jitter: Tensor) -> AugmentParams:
+    """Turn uniform numbers (shift, corner) and normal ones (jitter) into how each view is augmented."""
+    augment, views = config.augment, views_of(config)
+    margin = torch.full(jitter.shape, augment.crop_margin, device=jitter.device, dtype=torch.int32)
+    # A crop is padded by the largest shift on every side, and cut to a whole frame at any place inside.
+    shift = whole_number(shift, 2 * augment.shift - augment.crop_margin + 1).int() - augment.shift
+    corner = whole_number(corner, augment.crop_margin + 1).int()
+    jitter = jitter.clamp(-2, 2) * augment.intensity
+    if not all(view.augmented for view in views):
+        on = torch.tensor([view.augmented for view in views], device=jitter.device)
+        shift, corner, jitter, margin = shift * on[:, None], corner * on[:, None], jitter * on, margin * on
+    return AugmentParams(shift, corner, margin, 1 + jitter)
+
+
+def whole_number(uniform: Tensor, count: int) -> Tensor:
+    """Turn numbers in [0, 1) into whole ones from 0 to count - 1, alike in probability."""
+    return (uniform * count).floor().clamp(max=count - 1).long()
+
+
+def make_views(config: Config, frames: Tensor, offsets: Tensor, visible: Tensor, params: AugmentParams) -> Views:
+    """Build the observations of an update from frames [..., B, L, C, H, W] (see `observations`).
+
+    The two parts are gathered apart: cut from a whole, the first would be copied.
+    """
+    count = places_of(config).with_grad
+    parts = []
+    for which in (slice(0, count), slice(count, None)):
+        shift, corner, margin, factor = params
+        some = AugmentParams(shift[..., which, :], corner[..., which, :], margin[..., which], factor[..., which])
+        parts.append(observations(frames, offsets[which], visible[..., which, :], some, config.augment.shift))
+    return Views(*parts)
+
+
+def observations(frames: Tensor, offsets: Tensor, visible: Tensor, params: AugmentParams, largest_shift: int) -> Tensor:
     """Stack, shift and scale frames in one pass over the pixels.
 
-    frames [..., B, L, 84, 84] uint8, consecutive in time; offsets [O], the position of each observation's oldest frame;
-    visible [..., B, O, 4], zero for frames of an earlier episode. Returns [..., O, B, 4, 84, 84] in the dtype of the
-    factors, where 1 is white: time comes before the batch so that the networks take their slices without copying.
+    frames [..., B, L, C, H, W] uint8, consecutive in time; offsets [O], the position of each observation's oldest
+    frame; visible [..., B, O, stack], zero for frames of an earlier episode. Returns [..., O, B, P, H, W] in the dtype
+    of the factors, where 1 is white: O comes before the batch so that the networks take their slices without copying.
     """
-    *lead, batch, length = frames.shape[:-2]
+    assert frames.dim() == visible.dim() + 2 == params.factor.dim() + 3
+    *lead, batch, length, channels, height, width = frames.shape
     device = frames.device
-    sequence = _count(frames.shape[:-3].numel(), device).view(*lead, 1, batch, 1) * length
-    frame = sequence + offsets[:, None, None] + _count(STACK, device)  # [..., O, B, 4]
-    shift = looks.shift.transpose(-3, -2)  # [..., O, B, 2]
-    flat = frames.reshape(-1, SIDE, SIDE)
-    if looks.corner.shape[-1]:
-        side = looks.side.transpose(-2, -1)[..., None, None]  # [..., O, B, 1, 1]
-        stacked = shifted_pixels(flat, frame, shift, looks.corner.transpose(-3, -2), side)
+    sequence = ops.arange32(frames.shape[:-4].numel(), device).view(*lead, 1, batch, 1) * length
+    frame = sequence + offsets[:, None, None] + ops.arange32(visible.shape[-1], device)  # [..., O, B, stack]
+    brightness = (visible * (params.factor / 255)[..., None]).transpose(-3, -2)  # [..., O, B, stack]
+    if channels > 1:
+        frame = (frame[..., None] * channels + ops.arange32(channels, device)).flatten(-2)  # [..., O, B, P]
+        brightness = brightness.repeat_interleave(channels, -1)
+    shift = params.shift.transpose(-3, -2)  # [..., O, B, 2]
+    planes = frames.reshape(-1, height, width)
+    if params.corner.shape[-1]:
+        corner, margin = params.corner.transpose(-3, -2), params.margin.transpose(-2, -1)
+        stacked = ops.shifted_pixels(planes, frame, shift, corner, margin)
     elif device.type == "cpu":
-        stacked = shifted_rows(flat, frame, shift, largest_shift)
+        stacked = ops.shifted_rows(planes, frame, shift, largest_shift)
     else:
-        stacked = shifted_pixels(flat, frame, shift)
-    brightness = (visible * (looks.factor / 255)[..., None]).transpose(-3, -2)  # [..., O, B, 4]
+        stacked = ops.shifted_pixels(planes, frame, shift)
     # Converted first and scaled in place: a mixed product would hold the floating-point pixels twice.
-    return stacked.to(looks.factor.dtype).mul_(brightness[..., None, None])
-
-
-def shifted_pixels(
-    frames: Tensor, frame: Tensor, shift: Tensor, corner: Tensor | None = None, side: Tensor | None = None
-) -> Tensor:
-    """Stack frames [N, 84, 84], chosen by index [..., 4], shifted by pixels [..., 2]; clamping replicates the edge.
-
-    The edge is that of a crop with its corner at [..., 2] and a side of [..., 1, 1], or of the frame. A GPU computes
-    the indices as it goes, and nothing lies between the replay and the observation.
-    """
-    places = _count(SIDE, frames.device)[:, None] + shift[..., None, :]  # [..., 84, 2]
-    if corner is None or side is None:
-        places = places.clamp(0, SIDE - 1)
-    else:
-        places = torch.minimum(places.clamp(min=0), side - 1) + corner[..., None, :]
-    rows, columns = places.unbind(-1)  # [..., 84] each
-    return frames[frame[..., None, None], rows[..., None, :, None], columns[..., None, None, :]]
-
-
-def shifted_rows(frames: Tensor, frame: Tensor, shift: Tensor, largest_shift: int) -> Tensor:
-    """Do the same by copying whole rows, which suits a CPU: on two cores 8 to 10 ms a batch, by pixels 29 to 30.
-
-    Rows are copied from a copy of the frames that is padded sideways by the largest shift: one that starts further left
-    or right is a shifted one.
-    """
-    down, right = shift.unbind(-1)
-    rows = (torch.arange(SIDE, device=frames.device) + down[..., None]).clamp(0, SIDE - 1)  # [..., 84]
-    row_of = frame[..., None] * SIDE + rows[..., None, :]  # [..., 4, 84]
-    flat = frames.reshape(-1, SIDE)
-    left, end = flat[:, :1].expand(-1, largest_shift), flat[:, -1:].expand(-1, largest_shift)
-    wide = torch.cat([left, flat, end], 1)
-    start = row_of * wide.shape[1] + (largest_shift + right[..., None, None])
-    stacked = wide.view(-1).unfold(0, SIDE, 1).index_select(0, start.reshape(-1))
-    return stacked.view(*row_of.shape, SIDE)
-
-
-def _count(end: int, device: torch.device) -> Tensor:
-    """Return 0, 1, ... in 32 bits, of which a GPU makes cheaper indices than of 64."""
-    return torch.arange(end, device=device, dtype=torch.int32)
+    return stacked.to(params.factor.dtype).mul_(brightness[..., None, None])

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from spr.actor import ActStep
 from spr.config import Config
 from spr.envs import make
-from spr.fleet import Turn, assemble
-from spr.learner import Updates
-from spr.machine import device_name, product_dtype
+from spr.fleet import assemble
+from spr.hardware import device_name, product_dtype
+from spr.learner import UpdateRunner
 from spr.train import train
 
 _ROUNDS = 5  # of which the median is taken
@@ -22,32 +23,34 @@ _ROUNDS = 5  # of which the median is taken
 
 def measure(config: Config, game: str, agents: int, device: torch.device, precision: str) -> dict[str, Any]:
     """Time a fleet of `agents` on a game, on replay filled by random play; milliseconds are medians."""
-    start = max(256, config.horizon + config.replay.batch)
-    envs = make(game, agents)
+    start = max(256, config.horizon + config.observation.stack + config.replay.batch_size)
+    envs = make(game, agents, obs=config.observation)
     try:
         began = time.perf_counter()
         fleet = assemble(
-            config.override({"schedule.random_steps": start}), envs, range(agents), device, product_dtype(precision)
+            config.override({"schedule.learning_starts": start}), envs, range(agents), device, product_dtype(precision)
         )
         loop = train(fleet)
-        next(tick for tick in loop if tick.step == start)
+        next(info for info in loop if info.step == start)
         random_play = time.perf_counter() - began
         few = 1 if device.type == "cpu" else 50
         # Compiling and capturing are done within the first learning steps.
         first = _seconds(device, lambda: next(loop), 6)
         step = _milliseconds(device, lambda: next(loop), few)
-        update = _milliseconds(device, learn := Updates(fleet.learner, fleet.state, fleet.replay, fleet.dice), 2 * few)
-        turn = Turn(fleet)
+        update = _milliseconds(
+            device, learn := UpdateRunner(fleet.learner, fleet.state, fleet.replay, fleet.rng), 2 * few
+        )
+        act_step = ActStep(fleet)
 
         def act() -> None:
-            turn.choose(greedy=True)
-            turn.chosen()
+            act_step.act_async(greedy=True)
+            act_step.act_wait()
 
         still = np.zeros(agents, np.int64)
 
         def move() -> None:
             envs.send(still)
-            envs.receive()
+            envs.recv()
 
         act_ms, env_ms = _milliseconds(device, act, 20), _milliseconds(device, move, 20)
     finally:

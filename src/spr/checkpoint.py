@@ -1,35 +1,35 @@
-"""Owns checkpoints: all of one agent in one file, written beside and renamed, verified when read, the last two kept.
+"""Owns checkpoints: all of one agent in one file, replaced whole, verified when read, the last two kept.
 
-A file is a line that says what it is, a line of JSON with its length and checksum, and a safetensors payload: loading
-it runs no code, and nothing of it is believed before the checksum and every shape have been checked.
+A file is plain safetensors, which any tool opens. Its metadata has what is not a tensor, and a checksum of everything:
+loading runs no code, and nothing is believed before every shape and the checksum have been checked.
 """
 
 import hashlib
 import json
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as load_payload
-from safetensors.torch import save as save_payload
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from spr.errors import UserError
+from spr import files
+from spr.errors import UnusableError, UserError
 
-FORMAT = 1
-_MAGIC = b"SPR checkpoint\n"
-_LINE = 4096  # longest line of JSON before the payload
+FORMAT = 2
 _KEPT = 2
-_PATTERN = "checkpoint-*.spr"
+_LARGEST_HEADER = 2**20  # bytes
+_SUFFIXES = (".safetensors", ".spr")  # the second up to 0.7
+_DTYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8}
 
 
 class Checkpoint(NamedTuple):
-    """One agent after some step: what it consists of, and what there is to say about it."""
+    """One agent after some step: its tensors, and what else there is to say about it."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -48,18 +48,20 @@ class Spec(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class UnusableError(Exception):
-    """A file that is no good checkpoint, and why."""
+# From what a checkpoint says about itself to what each of its tensors has to be.
+Specs = Callable[[Mapping[str, Any]], Mapping[str, Spec]]
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """Return where the checkpoint of a step lies."""
-    return folder / f"checkpoint-{step:010}.spr"
+    """Return where the checkpoint of a step lies; one of 0.6 or 0.7 may lie under its old name."""
+    path, old = (folder / f"checkpoint-{step:010}{suffix}" for suffix in _SUFFIXES)
+    return old if old.is_file() and not path.is_file() else path
 
 
 def steps_of(folder: Path) -> list[int]:
     """Return the steps of all checkpoints in a folder, newest first; foreign names are passed over."""
-    names = [path.stem.removeprefix("checkpoint-") for path in folder.glob(_PATTERN)]
+    found = [path for suffix in _SUFFIXES for path in folder.glob(f"checkpoint-*{suffix}")]
+    names = {path.stem.removeprefix("checkpoint-") for path in found}
     return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
 
@@ -68,101 +70,135 @@ def write(folder: Path, checkpoint: Checkpoint, name: str | None = None) -> None
 
     Under another name it is something to look at, and nothing is dropped.
     """
-    payload = save_payload(checkpoint.tensors, {"about": json.dumps(checkpoint.about | {"step": checkpoint.step})})
-    says = {"format": FORMAT, "bytes": len(payload), "sha256": hashlib.sha256(payload).hexdigest()}
-    path = path_of(folder, checkpoint.step) if name is None else folder / name
-    beside = path.with_suffix(".part")
+    path = folder / (name or f"checkpoint-{checkpoint.step:010}.safetensors")
     try:
-        with beside.open("wb") as file:
-            file.write(_MAGIC + json.dumps(says).encode() + b"\n")
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        _sync_folder(folder)
+        files.replace(path, *_chunks(checkpoint))
     except OSError as error:
-        beside.unlink(missing_ok=True)
         kept = steps_of(folder)
         last = f"the last good one is of step {kept[0]:,}" if kept else "there is none yet"
         raise UserError(f"can't write a checkpoint to {folder}: {error.strerror or error}; {last}") from error
-    for step in steps_of(folder)[_KEPT:]:
-        path_of(folder, step).unlink(missing_ok=True)
+    if name is None:
+        _remove(folder, steps_of(folder)[_KEPT:])
 
 
 def remove(folder: Path) -> None:
     """Drop all checkpoints of a run that needs them no more."""
-    for step in steps_of(folder):
-        path_of(folder, step).unlink(missing_ok=True)
+    _remove(folder, steps_of(folder))
 
 
-def read(folder: Path, step: int, specs: Mapping[str, Spec], name: str | None = None) -> Checkpoint:
+def _remove(folder: Path, steps: Sequence[int]) -> None:
+    for step in steps:
+        for suffix in _SUFFIXES:
+            (folder / f"checkpoint-{step:010}{suffix}").unlink(missing_ok=True)
+
+
+def _chunks(checkpoint: Checkpoint) -> tuple[bytes, memoryview]:
+    """Serialise a checkpoint, with a checksum of all of it in its metadata; the tensors are not copied again."""
+    about = json.dumps(checkpoint.about | {"step": checkpoint.step, "format": FORMAT})
+    plain = memoryview(save_tensors(checkpoint.tensors, {"about": about}))
+    length = int.from_bytes(plain[:8], "little")
+    header, data = json.loads(bytes(plain[8 : 8 + length])), plain[8 + length :]
+    header["__metadata__"]["sha256"] = _checksum(header, data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, data
+
+
+def _checksum(header: dict[str, Any], data: bytes | memoryview) -> str:
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    digest.update(data)
+    return digest.hexdigest()
+
+
+def read(folder: Path, step: int, specs: Specs) -> Checkpoint:
     """Read and verify the checkpoint of a step: `UnusableError` says what is wrong with it."""
-    path = path_of(folder, step) if name is None else folder / name
-    allowed = sum(spec.bytes for spec in specs.values()) + 2**20  # its own header and what it says about itself
+    path = path_of(folder, step)
+    old = path.suffix == ".spr"
     try:
         with path.open("rb") as file:
-            payload = _payload(file.read(len(_MAGIC)), file.readline(_LINE), os.fstat(file.fileno()).st_size, allowed)
-            data = file.read(payload["bytes"])
-        if hashlib.sha256(data).hexdigest() != payload["sha256"]:
+            given = _old_checksum(file) if old else ""
+            size = file.read(8)
+            if int.from_bytes(size, "little") > _LARGEST_HEADER:
+                raise UnusableError("its header is damaged")
+            text = file.read(int.from_bytes(size, "little"))
+            header, about = _header(text, old)
+            wanted = _wanted(specs, about, old)
+            _compare(header, wanted)
+            expected = sum(spec.bytes for spec in wanted.values())
+            data = file.read(expected + 1)
+            if len(data) != expected:
+                raise UnusableError(f"its tensors take {expected:,} bytes, and it does not end with them")
+        given = given or header["__metadata__"].pop("sha256", "")
+        if given != (hashlib.sha256(size + text + data).hexdigest() if old else _checksum(header, data)):
             raise UnusableError("its checksum does not match its content")
-        about = _about(data, specs)
-        tensors = load_payload(data)
+        tensors = load_tensors(size + text + data)
     except (OSError, SafetensorError) as error:
         raise UnusableError(" ".join(str(error).split())) from error
     if about.get("step") != step:
         raise UnusableError(f"it says that it is of step {about.get('step')}")
-    return Checkpoint(step, tensors, about)
+    return Checkpoint(step, {_new_name(name) if old else name: tensor for name, tensor in tensors.items()}, about)
 
 
-def _payload(magic: bytes, line: bytes, size: int, allowed: int) -> dict[str, Any]:
-    """Check the lines before the payload and return what they say."""
-    if magic != _MAGIC:
-        raise UnusableError("it is not a checkpoint")
+def _header(text: bytes, old: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the header of a file, and what it says about itself."""
     try:
-        says = json.loads(line)
-        version, length, checksum = int(says["format"]), int(says["bytes"]), str(says["sha256"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UnusableError("its first lines are damaged") from error
+        header = json.loads(text)
+        about = json.loads(header["__metadata__"]["about"])
+        version = int(about.get("format", 1))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UnusableError("its header is damaged") from error
     if version > FORMAT:
         raise UserError(
             f"a checkpoint has format {version}, which a newer version of spr wrote; this one reads {FORMAT}"
         )
-    if length > allowed:
-        raise UnusableError(f"it claims {length:,} bytes where {allowed:,} would be enough")
-    if size != len(_MAGIC) + len(line) + length:
-        raise UnusableError(f"it is {size:,} bytes long instead of {len(_MAGIC) + len(line) + length:,}")
-    return {"bytes": length, "sha256": checksum}
+    return header, {_new_name(name): value for name, value in about.items()} if old else about
 
 
-def _about(data: bytes, specs: Mapping[str, Spec]) -> dict[str, Any]:
-    """Check every tensor's shape and type by the payload's header, before any of them is made."""
-    names = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8}
+def _wanted(specs: Specs, about: Mapping[str, Any], old: bool) -> dict[str, Spec]:
     try:
-        length = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + length])
-        about = json.loads(header.pop("__metadata__")["about"])
-        found = {name: Spec(tuple(entry["shape"]), names[entry["dtype"]]) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        wanted = specs(about)
+    except (ValueError, KeyError, TypeError) as error:
         raise UnusableError("what it says about itself is damaged") from error
-    if found != dict(specs):
-        wrong = sorted(name for name in found.keys() | specs.keys() if found.get(name) != specs.get(name))
-        raise UnusableError(f"its '{wrong[0]}' is not what this run's configuration asks for")
-    if not isinstance(about, dict):
-        raise UnusableError("what it says about itself is damaged")
-    return about
+    old_names = {new: name for name, new in _RENAMED.items()} if old else {}
+    return {old_names.get(name, name): spec for name, spec in wanted.items()}
 
 
-def _sync_folder(folder: Path) -> None:
-    """Let the renaming reach the disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def _compare(header: Mapping[str, Any], wanted: Mapping[str, Spec]) -> None:
+    """Check every tensor's shape and type by the header, before any of them is made."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        found = {
+            name: Spec(tuple(entry["shape"]), _DTYPES[entry["dtype"]])
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+    except (KeyError, TypeError) as error:
+        raise UnusableError("its header is damaged") from error
+    if found != dict(wanted):
+        wrong = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+        raise UnusableError(f"its '{wrong[0]}' is not what this run's configuration asks for")
+
+
+# Up to 0.7 a checkpoint was safetensors behind two lines of its own, with other names.
+_OLD_MAGIC = b"SPR checkpoint\n"
+_RENAMED = {"averaged": "ema", "copied": "target", "watched": "metrics", "watched_updates": "metrics_updates"}
+
+
+def _new_name(name: str) -> str:
+    return _RENAMED.get(name, name)
+
+
+def _old_checksum(file: IO[bytes]) -> str:
+    """Skip the lines before the safetensors of an old checkpoint, and return the checksum they give."""
+    if file.read(len(_OLD_MAGIC)) != _OLD_MAGIC:
+        raise UnusableError("it is not a checkpoint")
+    try:
+        return str(json.loads(file.readline(4096))["sha256"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnusableError("its first lines are damaged") from error
 
 
 class Writer:
-    """Writes checkpoints beside the training: one set at a time, its errors told at the next occasion."""
+    """Writes checkpoints in a background thread: one set at a time, its errors raised at the next call."""
 
     def __init__(self) -> None:
         """Nothing is being written."""
@@ -174,11 +210,11 @@ class Writer:
         self.wait()
         pairs = list(zip(folders, checkpoints, strict=True))
 
-        def all_of_them() -> None:
+        def write_all() -> None:
             for folder, checkpoint in pairs:
                 write(folder, checkpoint)
 
-        self._writing = self._pool.submit(all_of_them)
+        self._writing = self._pool.submit(write_all)
 
     def wait(self) -> None:
         """Wait until everything has reached the disk."""

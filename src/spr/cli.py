@@ -17,14 +17,17 @@ from rich.table import Table
 from spr import __version__, bench, matching, report, runs
 from spr.cluster import on_ray
 from spr.config import Config, fields, parse_override
-from spr.envs import known_games, rom_problem
-from spr.errors import UserError, did_you_mean
+from spr.display import Display, StopRequest
+from spr.envs import known_games
+from spr.errors import UserError, did_you_mean, plural
+from spr.events import to_all, write_metrics
+from spr.fleet import fleet_memory
 from spr.games import game_names, normalised, reference_table
-from spr.machine import DEVICES, choose_device, choose_precision, device_name, free_memory, tune
+from spr.hardware import DEVICES, choose_device, choose_precision, device_name, free_memory, tune
 from spr.plan import LARGEST_FLEET, Settings, plan
 from spr.presets import PRESETS, preset_config
-from spr.replay import memory_needed
-from spr.session import INTERRUPTED, Order, carry_out, show_games
+from spr.roms import rom_problem
+from spr.runner import INTERRUPTED, TrainJob, evaluate_agents, run_training
 from spr.sweep import forecast, local, sweep
 
 _PRECISION_HELP = "of matrix products while learning: fp32, tf32 or bf16 (default: auto, bf16 on a GPU, fp32 on a CPU)"
@@ -58,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"spr: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("spr: stopped at once; --resume goes on from the last checkpoint", file=sys.stderr)
+        hint = "; --resume goes on from the last checkpoint" if args.command == "train" else ""
+        print(f"spr: stopped at once{hint}", file=sys.stderr)
         return INTERRUPTED
     return code
 
@@ -70,52 +74,58 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_train(commands)
     _add_sweep(commands)
-    two = commands.add_parser("evaluate", help="play whole games with a trained agent", description=_evaluate.__doc__)
-    two.add_argument(
+    evaluate = commands.add_parser(
+        "evaluate", help="play whole games with a trained agent", description=_evaluate.__doc__
+    )
+    evaluate.add_argument(
         "folder", type=Path, metavar="RUN", help="a run's folder, such as runs/spr/pong/seed-0, or an exported agent"
     )
-    two.add_argument("--episodes", type=int, metavar="N", help="games to play (default: the run's own, 100)")
-    two.add_argument("--seed", type=int, metavar="N", help="seed of the games (default: the run's own)")
-    two.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    two.add_argument("--json", action="store_true", help="print every score as JSON instead of a summary")
-    two.set_defaults(run=_evaluate)
+    evaluate.add_argument("--episodes", type=int, metavar="N", help="games to play (default: the run's own, 100)")
+    evaluate.add_argument("--seed", type=int, metavar="N", help="seed of the games (default: the run's own)")
+    evaluate.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    evaluate.add_argument("--json", action="store_true", help="print every score as JSON instead of a summary")
+    evaluate.set_defaults(run=_evaluate)
 
-    three = commands.add_parser("presets", help="list the methods, or show one in full", description=_presets.__doc__)
-    three.add_argument("name", nargs="?", help="a preset to show in full, with the meaning of every value")
-    three.set_defaults(run=_presets)
+    presets = commands.add_parser("presets", help="list the methods, or show one in full", description=_presets.__doc__)
+    presets.add_argument("name", nargs="?", help="a preset to show in full, with the meaning of every value")
+    presets.set_defaults(run=_presets)
 
-    four = commands.add_parser("bench", help="time an update on this machine", description=_bench.__doc__)
-    four.add_argument(
+    bench_ = commands.add_parser("bench", help="time an update on this machine", description=_bench.__doc__)
+    bench_.add_argument(
         "--agents", type=int, nargs="+", default=[1], metavar="S", help="fleet sizes to time (default: 1)"
     )
-    four.add_argument("--game", default="pong", help="the game to step (default: pong)")
-    four.add_argument("--preset", default="spr", help="the method to time (default: spr)")
-    four.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    four.add_argument("--precision", default="auto", help=_PRECISION_HELP)
-    four.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    four.set_defaults(run=_bench)
+    bench_.add_argument("--game", default="pong", help="the game to step (default: pong)")
+    bench_.add_argument("--preset", default="spr", help="the method to time (default: spr)")
+    bench_.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    bench_.add_argument("--precision", default="auto", help=_PRECISION_HELP)
+    bench_.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    bench_.set_defaults(run=_bench)
 
-    six = commands.add_parser("export", help="write a run's agent to one file", description=_export.__doc__)
-    six.add_argument("folder", type=Path, metavar="RUN", help="a run's folder, such as runs/spr/pong/seed-0")
-    six.add_argument("file", type=Path, metavar="FILE", help="the file to write, such as agent.safetensors")
-    six.set_defaults(run=_export)
+    export = commands.add_parser("export", help="write a run's agent to one file", description=_export.__doc__)
+    export.add_argument("folder", type=Path, metavar="RUN", help="a run's folder, such as runs/spr/pong/seed-0")
+    export.add_argument("file", type=Path, metavar="FILE", help="the file to write, such as agent.safetensors")
+    export.set_defaults(run=_export)
 
-    seven = commands.add_parser("report", help="tables and figures of finished runs", description=_report.__doc__)
-    seven.add_argument("folders", type=Path, nargs="+", metavar="RUNS", help="folders that hold runs, such as runs")
-    seven.add_argument("--out", type=Path, default=Path("report"), help="folder to write to (default: report)")
-    seven.set_defaults(run=_report)
+    report_ = commands.add_parser("report", help="tables and figures of finished runs", description=_report.__doc__)
+    report_.add_argument("folders", type=Path, nargs="+", metavar="RUNS", help="folders that hold runs, such as runs")
+    report_.add_argument("--out", type=Path, default=Path("report"), help="folder to write to (default: report)")
+    report_.set_defaults(run=_report)
 
-    five = commands.add_parser("doctor", help="say what works on this machine", description=_doctor.__doc__)
-    five.set_defaults(run=_doctor)
+    doctor = commands.add_parser("doctor", help="say what works on this machine", description=_doctor.__doc__)
+    doctor.set_defaults(run=_doctor)
     return parser
 
 
 def _add_train(commands: Any) -> None:
-    one = commands.add_parser("train", help="train agents on a game and evaluate them", description=_train.__doc__)
-    one.add_argument("game", help="catch, an Atari game such as pong or ms_pacman, or a Gymnasium id (module:Name-v0)")
-    one.add_argument("--preset", default="spr", help="the method: one of 'spr presets' (default: spr)")
-    one.add_argument("--name", help="a variant's folder under --out, for runs with --set (default: the preset's name)")
-    one.add_argument(
+    train = commands.add_parser("train", help="train agents on a game and evaluate them", description=_train.__doc__)
+    train.add_argument(
+        "game", help="catch, an Atari game such as pong or ms_pacman, or a Gymnasium id (module:Name-v0)"
+    )
+    train.add_argument("--preset", default="spr", help="the method: one of 'spr presets' (default: spr)")
+    train.add_argument(
+        "--name", help="a variant's folder under --out, for runs with --set (default: the preset's name)"
+    )
+    train.add_argument(
         "--seeds",
         type=int,
         nargs="+",
@@ -123,60 +133,60 @@ def _add_train(commands: Any) -> None:
         metavar="N",
         help="one agent per seed, trained as a fleet (default: 0)",
     )
-    one.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
-    one.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto, the GPU if there is one)")
-    one.add_argument("--precision", default="auto", help=_PRECISION_HELP)
-    one.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds all runs (default: runs)")
-    one.add_argument("--overwrite", action="store_true", help="replace runs that are already in the way")
-    one.add_argument("--resume", action="store_true", help="go on where runs were cut off; finished ones are skipped")
-    one.add_argument(
+    train.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
+    train.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto, the GPU if there is one)")
+    train.add_argument("--precision", default="auto", help=_PRECISION_HELP)
+    train.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds all runs (default: runs)")
+    train.add_argument("--overwrite", action="store_true", help="replace runs that are already in the way")
+    train.add_argument("--resume", action="store_true", help="go on where runs were cut off; finished ones are skipped")
+    train.add_argument(
         "--checkpoint-every",
         type=int,
         default=5_000,
         metavar="N",
         help="steps between two checkpoints; 0 keeps one only when stopped (default: 5,000)",
     )
-    one.add_argument(
+    train.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="FIELD=VALUE",
         help="change any value of the preset, such as learner.depth=3; 'spr presets NAME' explains them all",
     )
-    one.set_defaults(run=_train)
+    train.set_defaults(run=_train)
 
 
 def _add_sweep(commands: Any) -> None:
-    one = commands.add_parser("sweep", help="train methods x games x seeds", description=_sweep.__doc__)
-    one.add_argument("--presets", nargs="+", default=["spr"], metavar="NAME", help="the methods (default: spr)")
-    one.add_argument(
+    sweep_ = commands.add_parser("sweep", help="train methods x games x seeds", description=_sweep.__doc__)
+    sweep_.add_argument("--presets", nargs="+", default=["spr"], metavar="NAME", help="the methods (default: spr)")
+    sweep_.add_argument(
         "--games", nargs="+", required=True, metavar="GAME", help="the games, or 'all' for the 26 of Atari 100k"
     )
-    one.add_argument("--seeds", type=int, default=10, metavar="N", help="runs of each: seeds 0 to N-1 (default: 10)")
-    one.add_argument("--name", help="as for 'spr train'; for one method at a time")
-    one.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds all runs (default: runs)")
-    one.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
-    one.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto, the GPU if there is one)")
-    one.add_argument("--precision", default="auto", help=_PRECISION_HELP)
-    one.add_argument("--checkpoint-every", type=int, default=5_000, metavar="N", help="as for 'spr train'")
-    one.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as for 'spr train'")
-    one.add_argument(
+    sweep_.add_argument("--seeds", type=int, default=10, metavar="N", help="runs of each: seeds 0 to N-1 (default: 10)")
+    sweep_.add_argument("--name", help="as for 'spr train'; for one method at a time")
+    sweep_.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds all runs (default: runs)")
+    sweep_.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
+    sweep_.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto, the GPU if there is one)")
+    sweep_.add_argument("--precision", default="auto", help=_PRECISION_HELP)
+    sweep_.add_argument("--checkpoint-every", type=int, default=5_000, metavar="N", help="as for 'spr train'")
+    sweep_.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as for 'spr train'")
+    sweep_.add_argument(
         "--agents",
         type=int,
         default=LARGEST_FLEET,
         metavar="S",
         help=f"the most that are trained together, if they fit (default: {LARGEST_FLEET})",
     )
-    one.add_argument(
+    sweep_.add_argument(
         "--together",
         type=int,
         metavar="N",
         help="fleets at a time (default: 2 on a GPU, else 1)",
     )
-    one.add_argument("--engine", choices=("local", "ray"), default="local", help="this machine, or a Ray cluster")
-    one.add_argument("--address", help="the Ray cluster's (default: the one Ray finds, or a new one here)")
-    one.add_argument("--dry-run", action="store_true", help="print the plan with its expected time and memory")
-    one.set_defaults(run=_sweep)
+    sweep_.add_argument("--engine", choices=("local", "ray"), default="local", help="this machine, or a Ray cluster")
+    sweep_.add_argument("--address", help="the Ray cluster's (default: the one Ray finds, or a new one here)")
+    sweep_.add_argument("--dry-run", action="store_true", help="print the plan with its expected time and memory")
+    sweep_.set_defaults(run=_sweep)
 
 
 def _train(args: argparse.Namespace, console: Console) -> int:
@@ -185,14 +195,14 @@ def _train(args: argparse.Namespace, console: Console) -> int:
     if args.steps is not None:
         changes["schedule.steps"] = args.steps
     if args.resume and args.overwrite:
-        raise UserError("--resume goes on with a run and --overwrite begins it anew: choose one")
+        raise UserError("--resume goes on with a run and --overwrite starts it again: choose one")
     if args.checkpoint_every < 0:
         raise UserError("--checkpoint-every takes a number of steps, or 0 for none")
     runs.check_name(args.name)
     device = choose_device(args.device)
     precision = choose_precision(args.precision, device)
     tune(device, precision)
-    order = Order(
+    job = TrainJob(
         preset=args.preset,
         game=args.game,
         seeds=tuple(_seeds(args.seeds)),
@@ -204,7 +214,9 @@ def _train(args: argparse.Namespace, console: Console) -> int:
         name=args.name,
         exactly=args.precision != "auto",
     )
-    return carry_out(order, console, resume=args.resume, overwrite=args.overwrite)
+    with StopRequest() as stop, Display(console) as display:
+        consumer = to_all(display, write_metrics)
+        return run_training(job, consumer, stop.check, resume_runs=args.resume, overwrite=args.overwrite)
 
 
 def _sweep(args: argparse.Namespace, console: Console) -> int:
@@ -257,16 +269,25 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
     seed = run.seed if args.seed is None else _seeds([args.seed])[0]
     params = {name: tensor[None].to(device) for name, tensor in weights.items()}
     quiet = Console(stderr=True) if args.json else console
-    scores = show_games(quiet, config, run.game, params, [seed])[0]
+    with Display(quiet) as display:
+        scores = evaluate_agents(config, run.game, params, [seed], display)[0]
     mean = sum(scores) / len(scores)
     human = normalised(run.game, mean)
     steps = config.schedule.steps
     if args.json:
-        told = {"game": run.game, "score": mean, "human_normalised": human, "trained_steps": run.step, "steps": steps}
-        print(json.dumps(told | {"episodes": scores}))
+        described = {
+            "game": run.game,
+            "score": mean,
+            "human_normalised": human,
+            "trained_steps": run.step,
+            "steps": steps,
+        }
+        print(json.dumps(described | {"episodes": scores}))
         return 0
-    judged = "" if human is None else f", human-normalised {human:.3f}"
-    console.print(f"{run.game}: mean score {mean:,.2f} over {len(scores)} games{judged}", highlight=False)
+    normalised_text = "" if human is None else f", human-normalised {human:.3f}"
+    console.print(
+        f"{run.game}: mean score {mean:,.2f} over {plural(len(scores), 'game')}{normalised_text}", highlight=False
+    )
     if run.step is not None and run.step < steps:
         console.print(f"an unfinished run: this agent has learnt for {run.step:,} of {steps:,} steps", highlight=False)
     return 0
@@ -353,13 +374,12 @@ def _doctor(_: argparse.Namespace, console: Console) -> int:
     missing = [game for game in game_names() if rom_problem(game) is not None]
     say(not missing, "Atari ROMs", "all 26 games" if not missing else f"missing: {', '.join(missing)}")
     say(True, "other games", f"catch, {len(known_games()) - len(game_names()) - 1} more Atari games, Gymnasium ids")
-    need = memory_needed(Config(), 1)
     for name in DEVICES[1:]:
         if name == "cuda" and not torch.cuda.is_available():
             table.add_row("[yellow]--[/]", "GPU", "none that PyTorch can use; training runs on the CPU, slowly")
             continue
         device = torch.device(name)
-        free = free_memory(device)
+        need, free = fleet_memory(Config(), 1, device), free_memory(device)
         found = f"{free / 2**30:.1f} GiB free on {device_name(device)}; a whole run takes {need / 2**30:.1f} per agent"
         say(free > need, f"memory ({name})", found)
     disk = shutil.disk_usage(Path.cwd()).free

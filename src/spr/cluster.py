@@ -73,19 +73,19 @@ def _ended(job: Job, reference: Any, ray: Any) -> Event:
     except ray.exceptions.RayError as error:
         return Event(job, "failed", f"lost on the cluster: {' '.join(str(error).split())[:300]}")
     for name, data in files.items():
-        runs.bring(Path(name), data)
+        runs.write_if_changed(Path(name), data)
     return event
 
 
 def _train(job: Job, arguments: list[str], log: str, folders: list[str], roms: str) -> tuple[Event, dict[str, bytes]]:
     """Carry a job out where Ray has put it; return how it ended and the files it made.
 
-    The training is killed with its worker: what nobody waits for must not hold the lock of a run.
+    The training is killed with its worker: an orphan must not hold the lock of a run.
     """
     environment = {"ALE_ROMS_DIR": roms}
     command = Command(arguments, Path(log), threads=1, when_orphaned=signal.SIGKILL, environment=environment)
     try:
-        while command.ended() is None:  # Ray's wish to stop is heard between two instructions, never inside a wait
+        while command.ended() is None:  # Ray delivers its interrupt between bytecodes, never inside a wait
             time.sleep(_LOOK)
     except KeyboardInterrupt:
         command.stop()

@@ -7,19 +7,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
+from spr.aux_losses import known
+from spr.encoders import encoder_names, encoder_shapes
 from spr.errors import UserError, did_you_mean
-from spr.representations import known
 
-STACK = 4  # frames in an observation, oldest first
-SIDE = 84  # height and width of a frame
-# (channels out, kernel, stride) of each convolution
-ENCODERS: Mapping[str, tuple[tuple[int, int, int], ...]] = {
-    "standard": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
-    "data_efficient": ((32, 5, 5), (64, 5, 5)),
-}
 PROJECTIONS = ("head", "mlp", "none")
-VALUES = ("categorical", "huber")
+RL_LOSSES = ("categorical", "huber")
 ENDS = ("all", "first")
+CHANNELS = (1, 3)  # gray, or colour
 
 
 def _value(default: float, low: float, high: float, meaning: str) -> Any:
@@ -38,24 +33,46 @@ def _choice(default: str, names: Callable[[], Sequence[str]], meaning: str) -> A
 
 
 @dataclass(frozen=True)
+class ObservationConfig:
+    """What an agent sees: the last frames of its game, resized. Environments deliver frames of this kind."""
+
+    height: int = _value(84, 1, 1_024, "Rows of a frame.")
+    width: int = _value(84, 1, 1_024, "Columns of a frame.")
+    channels: int = _value(1, 1, 3, "1: gray, 3: colour.")
+    stack: int = _value(4, 1, 64, "Frames in an observation, oldest first.")
+
+    @property
+    def frame(self) -> tuple[int, int, int]:
+        """The shape of one frame, (channels, height, width)."""
+        return self.channels, self.height, self.width
+
+    @property
+    def planes(self) -> int:
+        """Channels of an observation: those of all stacked frames."""
+        return self.stack * self.channels
+
+
+@dataclass(frozen=True)
 class AugmentConfig:
     """Image augmentation of sampled observations; acting and evaluation never see it."""
 
-    shift: int = _value(4, 0, SIDE - 1, "Largest shift in pixels along each axis; 0 turns shifting off.")
-    crop: int = _value(SIDE, 1, SIDE, "Side of a random crop taken first; padding it by the shift fills a frame again.")
+    shift: int = _value(4, 0, 1_023, "Largest shift in pixels along each axis; 0 turns shifting off.")
+    crop_margin: int = _value(
+        0, 0, 1_023, "Pixels by which a random crop, taken first, is smaller; padding by the shift fills them again."
+    )
     intensity: float = _value(0.05, 0, 0.5, "Brightness factor: 1 + intensity * clamp(normal, -2, 2); 0 turns it off.")
-    rl: bool = _flag(True, "Whether the RL loss sees augmented observations too, or only the representation loss.")
+    rl: bool = _flag(True, "Whether the RL loss sees augmented observations too, or only the auxiliary loss.")
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
     """Encoder, transition model and Q-head."""
 
-    encoder: str = _choice("standard", lambda: list(ENCODERS), "The convolutions: DQN's, or Data-Efficient Rainbow's.")
+    encoder: str = _choice("standard", encoder_names, "The encoder, by name.")
     hidden: int = _value(256, 1, 65_536, "Hidden units in each stream of the Q-head; the projection is all of them.")
     dueling: bool = _flag(True, "Whether the Q-head has streams for value and advantage, or one for both.")
     noisy: bool = _flag(True, "Whether the Q-head's layers are noisy.")
-    noise: float = _value(0.5, 0, 100, "Initial sigma of the noisy layers, times the root of their fan-in.")
+    noisy_sigma0: float = _value(0.5, 0, 100, "Initial sigma of the noisy layers, times the root of their fan-in.")
     atoms: int = _value(51, 2, 10_001, "Atoms of the return distribution.")
     v_min: float = _value(-10.0, -1e6, 1e6, "Smallest return the distribution represents.")
     v_max: float = _value(10.0, -1e6, 1e6, "Largest return the distribution represents.")
@@ -63,7 +80,7 @@ class NetworkConfig:
     projection: str = _choice(
         "head",
         lambda: PROJECTIONS,
-        "What the representation loss compares: the Q-head's hidden layer, an MLP, latents.",
+        "What the auxiliary loss compares: the Q-head's hidden layer, an MLP, latents.",
     )
 
 
@@ -72,7 +89,7 @@ class ReplayConfig:
     """What is remembered and how it is drawn."""
 
     capacity: int = _value(100_000, 1, 100_000_000, "Environment steps kept per agent; a shorter run keeps its own.")
-    batch: int = _value(32, 2, 65_536, "Sequences in a batch.")
+    batch_size: int = _value(32, 2, 65_536, "Sequences in a batch.")
     n_step: int = _value(10, 1, 1_000, "Length of the multi-step return.")
     gamma: float = _value(0.99, 0, 1, "Discount per step.")
     ends: str = _choice(
@@ -80,7 +97,7 @@ class ReplayConfig:
         lambda: ENDS,
         "Which ends within n steps cut the bootstrap: all, or only that of the first one (released code).",
     )
-    exponent: float = _value(0.5, 0, 10, "Exponent that turns the KL divergence of a transition into its priority.")
+    priority_exponent: float = _value(0.5, 0, 10, "Exponent that turns a transition's KL divergence into its priority.")
     beta_start: float = _value(0.4, 0, 1, "Importance-correction exponent when learning starts.")
     beta_end: float = _value(1.0, 0, 1, "Importance-correction exponent at the last step.")
 
@@ -89,23 +106,29 @@ class ReplayConfig:
 class LearnerConfig:
     """Losses, targets and the optimiser."""
 
-    value: str = _choice("categorical", lambda: VALUES, "The RL loss: of return distributions, or Huber's of Q-values.")
-    double: bool = _flag(True, "Whether the online network picks the action that the target network values.")
-    target_period: int = _value(
-        1, 1, 1_000_000_000, "Updates between copies of the RL target network; 1: the online one."
+    rl_loss: str = _choice(
+        "categorical", lambda: RL_LOSSES, "The RL loss: of return distributions, or Huber's of Q-values."
     )
-    representation: str = _choice("spr", known, "The representation loss, if its weight is above 0.")
-    spr_weight: float = _value(2.0, 0, 1e6, "lambda: weight of the representation loss; 0 leaves the RL loss alone.")
+    double_q: bool = _flag(True, "Whether the online network picks the action that the target network values.")
+    target_period: int = _value(
+        1, 1, 1_000_000_000, "Updates between hard copies into the RL target network; 1: no separate network."
+    )
+    aux_loss: str = _choice("spr", known, "The auxiliary loss on representations, if its weight is above 0.")
+    aux_weight: float = _value(2.0, 0, 1e6, "lambda: weight of the auxiliary loss; 0 leaves the RL loss alone.")
     uniformity_weight: float = _value(0.0, 0, 1e6, "Weight of the loss that spreads projections over the sphere.")
     depth: int = _value(5, 0, 100, "K: how many steps ahead is predicted; 0 compares two views of the same state.")
     model: bool = _flag(True, "Whether predictions roll a transition model forward, or are the present state itself.")
-    tau: float = _value(0.0, 0, 1, "Moving average of the target encoder; 0 means the online one.")
+    ema_decay: float = _value(
+        0.0, 0, 1, "The paper's tau: share of its old weights that the target encoder keeps; 0: the online encoder."
+    )
     stop_gradient: bool = _flag(True, "Whether targets are constants; off, gradients flow into them.")
     learning_rate: float = _value(1e-4, 0, 10, "Adam's learning rate.")
     adam_beta1: float = _value(0.9, 0, 0.999999, "Adam's decay of the first moment.")
     adam_beta2: float = _value(0.999, 0, 0.999999, "Adam's decay of the second moment.")
     adam_eps: float = _value(1.5e-4, 0, 1, "Adam's epsilon.")
-    clip: float = _value(10.0, 1e-9, 1e9, "Largest gradient norm: of encoder and Q-head together, and of the model.")
+    max_grad_norm: float = _value(
+        10.0, 1e-9, 1e9, "Gradients are clipped to this norm: of encoder and Q-head together, and of the model."
+    )
 
 
 @dataclass(frozen=True)
@@ -113,7 +136,9 @@ class ScheduleConfig:
     """How long to act and how much to learn."""
 
     steps: int = _value(100_000, 1, 1_000_000_000, "Environment steps of a run.")
-    random_steps: int = _value(2_000, 1, 1_000_000_000, "Uniformly random actions before learning starts.")
+    learning_starts: int = _value(
+        2_000, 1, 1_000_000_000, "Environment steps, with uniformly random actions, before learning starts."
+    )
     updates_per_step: int = _value(2, 0, 1_000, "Updates after every environment step from then on.")
     epsilon_start: float = _value(0.0, 0, 1, "Probability of a random action when learning starts.")
     epsilon_end: float = _value(0.0, 0, 1, "Probability of a random action at the end of its fall, and from then on.")
@@ -122,7 +147,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """How a trained agent is judged."""
+    """How a trained agent is evaluated."""
 
     episodes: int = _value(100, 1, 1_000_000, "Whole games played by each agent.")
     epsilon: float = _value(0.001, 0, 1, "Probability of a random action.")
@@ -132,6 +157,7 @@ class EvaluationConfig:
 class Config:
     """Everything that defines a run but its game and its seed."""
 
+    observation: ObservationConfig = field(default_factory=ObservationConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
@@ -146,68 +172,63 @@ class Config:
         self._check_parts()
         if self.network.v_min >= self.network.v_max:
             raise UserError("network.v_min must be smaller than network.v_max")
-        if self.schedule.steps <= self.schedule.random_steps:
+        if self.schedule.steps <= self.schedule.learning_starts:
             raise UserError(
                 f"schedule.steps is {self.schedule.steps}, but learning starts only after "
-                f"{self.schedule.random_steps} random steps: ask for more steps, or set schedule.random_steps"
+                f"{self.schedule.learning_starts} random steps: ask for more steps, or set schedule.learning_starts"
             )
-        need = self.horizon + STACK + self.replay.batch
-        if min(self.schedule.random_steps, self.replay.capacity) < need:
-            raise UserError(f"schedule.random_steps and replay.capacity must be at least {need} to fill a first batch")
+        need = self.horizon + self.observation.stack + self.replay.batch_size
+        if min(self.schedule.learning_starts, self.replay.capacity) < need:
+            raise UserError(
+                f"schedule.learning_starts and replay.capacity must be at least {need} to fill a first batch"
+            )
 
     def _check_parts(self) -> None:
         learner = self.learner
-        if learner.depth > 1 and learner.spr_weight > 0 and not learner.model:
+        if learner.depth > 1 and learner.aux_weight > 0 and not learner.model:
             raise UserError("learner.depth above 1 needs a transition model: set learner.model=true, or a depth of 1")
-        if learner.uniformity_weight > 0 and learner.spr_weight == 0:
-            raise UserError("learner.uniformity_weight needs a representation: set learner.spr_weight above 0")
-        if not learner.stop_gradient and learner.tau > 0:
-            raise UserError("learner.stop_gradient=false needs targets of the online encoder: set learner.tau=0")
-        if self.augment.crop + 2 * self.augment.shift < SIDE:
-            least = math.ceil((SIDE - self.augment.crop) / 2)
-            raise UserError(f"augment.crop={self.augment.crop} needs padding: set augment.shift to at least {least}")
-        if not self.augment.rl and learner.spr_weight > 0 and self.transition:
+        if learner.uniformity_weight > 0 and learner.aux_weight == 0:
+            raise UserError("learner.uniformity_weight needs a representation: set learner.aux_weight above 0")
+        if not learner.stop_gradient and learner.ema_decay > 0:
+            raise UserError("learner.stop_gradient=false needs targets of the online encoder: set learner.ema_decay=0")
+        obs = self.observation
+        encoder_shapes(self.network.encoder, (obs.height, obs.width, obs.planes))  # refuses what is too small for it
+        if self.observation.channels not in CHANNELS:
+            raise UserError(f"observation.channels must be 1 (gray) or 3 (colour), not {self.observation.channels}")
+        if self.augment.crop_margin > 2 * self.augment.shift:
+            least = math.ceil(self.augment.crop_margin / 2)
+            raise UserError(
+                f"augment.crop_margin={self.augment.crop_margin} needs padding: set augment.shift to at least {least}"
+            )
+        side = min(self.observation.height, self.observation.width)
+        for name in ("shift", "crop_margin"):
+            if getattr(self.augment, name) >= side:
+                raise UserError(f"augment.{name} must be smaller than a frame's side, {side} pixels")
+        if not self.augment.rl and learner.aux_weight > 0 and self.has_model:
             raise UserError("augment.rl=false is for losses between views of one state: set learner.depth=0")
 
     @property
-    def transition(self) -> bool:
+    def has_model(self) -> bool:
         """Whether there is a transition model."""
-        return self.learner.spr_weight > 0 and self.learner.depth > 0 and self.learner.model
+        return self.learner.aux_weight > 0 and self.learner.depth > 0 and self.learner.model
 
     @property
-    def targets(self) -> tuple[int, ...]:
-        """How many steps ahead of s_t each target of the representation loss lies."""
-        if self.learner.spr_weight == 0:
+    def target_offsets(self) -> tuple[int, ...]:
+        """How many steps after s_t each target of the auxiliary loss lies; none without that loss."""
+        if self.learner.aux_weight == 0:
             return ()
         return tuple(range(1, self.learner.depth + 1)) or (0,)
 
     @property
-    def views(self) -> tuple[tuple[int, bool], ...]:
-        """The observations that an update sees: steps ahead of s_t, and whether augmented.
-
-        First s_t for the RL loss, then s_t as the representation loss sees it if that is another view, then the
-        targets, and the bootstrap last.
-        """
-        rl = self.augment.rl
-        anchor = () if rl or not self.targets else ((0, True),)
-        return ((0, rl), *anchor, *((steps, True) for steps in self.targets), (self.replay.n_step, rl))
-
-    @property
-    def learnt_views(self) -> int:
-        """How many of the views, from the first, gradients reach."""
-        lead = 1 if self.augment.rl or not self.targets else 2
-        return lead if self.learner.stop_gradient else lead + len(self.targets)
-
-    @property
     def horizon(self) -> int:
         """Steps after its start that a sampled sequence reaches: the bootstrap or the deepest prediction."""
-        return max(self.replay.n_step, *self.targets, 1)
+        return max(self.replay.n_step, *self.target_offsets, 1)
 
     @property
     def weights(self) -> dict[str, float]:
         """The losses this configuration has, with their weights."""
         learner = self.learner
-        named = {learner.representation: learner.spr_weight, "uniformity": learner.uniformity_weight}
+        named = {learner.aux_loss: learner.aux_weight, "uniformity": learner.uniformity_weight}
         return {"rl": 1.0} | {name: weight for name, weight in named.items() if weight > 0}
 
     def value(self, name: str) -> Any:
@@ -237,13 +258,39 @@ class Config:
         return dataclasses.replace(self, **parts)
 
 
+# Fields of 0.6 and 0.7 under the names they have now; their files are still read.
+_RENAMED = {
+    "network.noise": "network.noisy_sigma0",
+    "replay.batch": "replay.batch_size",
+    "replay.exponent": "replay.priority_exponent",
+    "learner.value": "learner.rl_loss",
+    "learner.double": "learner.double_q",
+    "learner.representation": "learner.aux_loss",
+    "learner.spr_weight": "learner.aux_weight",
+    "learner.tau": "learner.ema_decay",
+    "learner.clip": "learner.max_grad_norm",
+    "schedule.random_steps": "schedule.learning_starts",
+}
+_OLD_SIDE = 84  # of every frame then; a crop was given by its side
+
+
 def from_dict(data: Mapping[str, Any]) -> Config:
-    """Rebuild a configuration from `to_dict`'s form, refusing unknown or wrongly typed entries."""
+    """Rebuild a configuration from `to_dict`'s form, refusing unknown or wrongly typed entries.
+
+    Files of earlier versions may have the names that their fields had then.
+    """
     flat: dict[str, Any] = {}
     for group, values in data.items():
         if not isinstance(values, Mapping):
             raise UserError(f"configuration entry '{group}' must be a group of values")
-        flat |= {f"{group}.{key}": value for key, value in values.items()}
+        for key, value in values.items():
+            name = f"{group}.{key}"
+            if name == "augment.crop" and isinstance(value, int):
+                name, value = "augment.crop_margin", _OLD_SIDE - value  # noqa: PLW2901
+            name = _RENAMED.get(name, name)
+            if name in flat:
+                raise UserError(f"the configuration has {name} twice, under its name and an earlier one")
+            flat[name] = value
     return Config().override(flat)
 
 
@@ -287,6 +334,10 @@ _SWITCH = {"true": True, "false": False, "on": True, "off": False, "yes": True, 
 
 def _known_field(name: str) -> Field:
     by_name = {entry.name: entry for entry in fields()}
+    if name in _RENAMED:
+        raise UserError(f"{name} is called {_RENAMED[name]} now")
+    if name == "augment.crop":
+        raise UserError("augment.crop is given by augment.crop_margin now: how much smaller than a frame it is")
     if name not in by_name:
         raise UserError(f"unknown configuration field '{name}'{did_you_mean(name, by_name)}")
     return by_name[name]

@@ -3,14 +3,22 @@
 import signal
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from spr import events
+from spr.aux_losses import known
+from spr.events import Event
+from spr.runs import seeds_text
+from spr.train import StepInfo
 
 _PLAIN_EVERY = 15.0  # seconds between lines where no bar can be drawn
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
-_SAME_WISH = 1.0  # seconds within which two signals are one wish
+_SAME_SIGNAL = 1.0  # seconds within which two signals count as one
 _WINDOW = 10.0  # seconds over which the rate is taken
 _REFRESH = 0.1  # seconds between two looks at the clock that matter: a loop may call a thousand times a second
 
@@ -21,10 +29,10 @@ class Bar:
     def __init__(self, console: Console, title: str, total: int, unit: str) -> None:
         """Start at nothing done."""
         self._console, self._title, self._total, self._unit = console, title, total, unit
-        self._said = time.monotonic()
+        self._last_line = time.monotonic()
         # (time, done) of the last moments: random steps run a hundred times faster than learning ones, so a rate over
         # all of a run would promise an end that never comes.
-        self._marks: deque[tuple[float, int]] = deque([(self._said, 0)])
+        self._marks: deque[tuple[float, int]] = deque([(self._last_line, 0)])
         self._live = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
@@ -50,7 +58,7 @@ class Bar:
         now = time.monotonic()
         if not self._marks:
             self._marks.append((now, done))
-            self._said = now
+            self._last_line = now
         if done < self._total and now - self._marks[-1][0] < _REFRESH:
             return
         self._marks.append((now, done))
@@ -61,8 +69,8 @@ class Bar:
         left = clock((self._total - done) / rate) if rate > 0 else "-"
         speed = f"{rate:,.1f} {self._unit}/s"
         self._live.update(self._task, completed=done, rate=speed, left=left, figures=figures)
-        if not self._console.is_terminal and (now - self._said > _PLAIN_EVERY or done == self._total):
-            self._said = now
+        if not self._console.is_terminal and (now - self._last_line > _PLAIN_EVERY or done == self._total):
+            self._last_line = now
             self._console.print(
                 f"{self._title}: {done:,}/{self._total:,}, {speed}, {left} left  {figures}",
                 soft_wrap=True,
@@ -70,21 +78,124 @@ class Bar:
             )
 
     def pause(self, why: str) -> None:
-        """Say why it stands still until the next call of `show`; that time tells nothing about the pace."""
+        """Show why progress has stopped until the next `show`; the pause does not count towards the rate."""
         self._marks.clear()
         self._live.update(self._task, rate="", left="-", figures=why)
         if not self._console.is_terminal:
             self._console.print(f"{self._title}: {why}", soft_wrap=True, highlight=False)
 
 
-class StopRequest:
-    """Turns the first Ctrl-C (or SIGTERM) into a wish that the loop can grant between two steps; a later one kills.
+class Display:
+    """Shows a runner's events on a console; a context, so that no bar is left behind."""
 
-    `timeout` and batch systems signal a process and then its whole group, so the same wish may arrive twice at once.
+    def __init__(self, console: Console) -> None:
+        """Nothing is shown yet."""
+        self._console = console
+        self._bar: Bar | None = None
+        self._title = ""
+        self._rows: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def __call__(self, event: Event) -> None:  # noqa: C901, PLR0912 - one line for each kind of event
+        """Show one event."""
+        match event:
+            case events.Skipped(seeds, why):
+                self._line(f"{why}, skipped: {seeds_text(seeds)}")
+            case events.FleetBegins(title, notice):
+                self._line(title)
+                if notice:
+                    self._line(notice)
+            case events.CheckpointRefused(path, reason):
+                self._line(f"{path} can't be used: {reason}")
+            case events.Replaying(step, total):
+                self._show("replaying the log", total, "steps", step)
+            case events.Restarted():
+                self._line("this environment can't be restored: a new game begins, and the result will say so")
+            case events.TrainingBegins(total):
+                self._open("training", total, "steps")
+            case events.Compiling():
+                if self._bar is not None:
+                    self._bar.pause("compiling; about a minute the first time, from the cache in seconds")
+            case events.Stepped(info):
+                self._rows = info.rows or self._rows
+                if self._bar is not None:
+                    self._bar.show(info.step, _figures(info, self._rows))
+            case events.Diverged(_, message):
+                self._console.print(message, highlight=False, soft_wrap=True)
+            case events.Stopped(step):
+                self._line(f"stopped after {step:,} steps and saved; the same command with --resume goes on")
+            case events.Evaluated(title, games, total):
+                self._show(title, total, "games", games)
+            case events.Finished(out, results):
+                self._close()
+                self._console.print(_summary(results))
+                self._line(f"stored under {out}")
+            case events.Metrics():
+                pass
+
+    def _line(self, text: str) -> None:
+        self._close()
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    def _show(self, title: str, total: int, unit: str, done: int) -> None:
+        if self._bar is None or self._title != title:
+            self._open(title, total, unit)
+        assert self._bar is not None
+        self._bar.show(done)
+
+    def _open(self, title: str, total: int, unit: str) -> None:
+        self._close()
+        self._title, self._bar = title, Bar(self._console, title, total, unit)
+        self._bar.__enter__()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.__exit__()
+            self._bar = None
+
+
+def _figures(info: StepInfo, rows: list[dict[str, Any]]) -> str:
+    """Return the recent score (mean over the fleet) and losses of the last row."""
+    scores = [score for score in info.scores if score is not None]
+    parts = [f"score {sum(scores) / len(scores):,.1f}"] if scores else []
+    for name in ("rl", *known()):
+        values = [row[name] for row in rows if name in row]
+        parts += [f"{name} {sum(values) / len(values):.2f}"] if values else []
+    return "  ".join(parts)
+
+
+def _summary(results: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=None, header_style="bold")
+    reference = "human-normalised" if results[0]["human_normalised"] is not None else "random agent"
+    for column in ("game", "seed", "mean score", "games", reference, "training", "evaluation"):
+        table.add_column(column, justify="right")
+    for result in results:
+        human, chance = result["human_normalised"], result.get("random_score")
+        table.add_row(
+            result["game"],
+            str(result["seed"]),
+            f"{result['score']:,.2f}",
+            str(len(result["episodes"])),
+            f"{human:.3f}" if human is not None else f"{chance:,.2f}",
+            f"{result['train_seconds']:,.0f} s",
+            f"{result['eval_seconds']:,.0f} s",
+        )
+    return table
+
+
+class StopRequest:
+    """Turns the first Ctrl-C (or SIGTERM) into a flag that the loop polls between steps; a later one interrupts.
+
+    `timeout` and batch systems signal a process and then its whole group, so the same signal may arrive twice at once.
     """
 
     def __init__(self) -> None:
-        """Nobody has asked yet."""
+        """No signal yet."""
         self.asked = False
         self._when = 0.0
         self._before: dict[int, Any] = {}
@@ -109,7 +220,7 @@ class StopRequest:
         return self.asked
 
     def _ask(self, *_: object) -> None:
-        if self.asked and time.monotonic() - self._when > _SAME_WISH:
+        if self.asked and time.monotonic() - self._when > _SAME_SIGNAL:
             raise KeyboardInterrupt
         if not self.asked:
             self.asked, self._when = True, time.monotonic()

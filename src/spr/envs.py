@@ -1,37 +1,36 @@
 """Owns the games: vectors of environments that all speak one language, with the protocol each is played by.
 
-An environment gives its newest frame (84x84 gray, uint8), the raw reward, and how things ended: `terminal` ends an
-episode for learning (a lost life or the game's end), `truncated` is the time limit, `game_over` says that a new game
-has begun, whose first frame is the one given. N environments step together.
+An environment gives its newest frame (uint8, of the size and channels that the configuration's `observation` asks for),
+the raw reward, and how things ended: `terminal` ends an episode for learning (a lost life or the game's end),
+`truncated` is the time limit, `game_over` says that a new game has begun, whose first frame is the one given. N
+environments step together. Frames are [C, H, W]: channels, height, width.
 """
 
-import hashlib
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
 import torch
 import torch.nn.functional as F
-from ale_py import ALEVectorInterface, roms
+from ale_py import ALEVectorInterface
 from numpy.typing import NDArray
 
-from spr.config import SIDE
-from spr.errors import UserError, did_you_mean
-from spr.games import ale_rom, game_names, published_rom, unlike_published
+from spr.config import ObservationConfig
+from spr.errors import UserError, did_you_mean, plural
+from spr.games import game_names, unlike_published
+from spr.roms import rom_checksum, rom_games, rom_path
 
-Frames = NDArray[np.uint8]  # [N, 84, 84]
+Frames = NDArray[np.uint8]  # [N, C, H, W]
 Flags = NDArray[np.bool_]  # [N]
 
-_WHEEL = Path(roms.__file__).parent  # where ale-py's own ROMs are
+_GRAY = ObservationConfig()  # what the paper's agents see
 
 
 class Step(NamedTuple):
     """What one step of N environments gives."""
 
-    frame: Frames  # [N, 84, 84] of the next observation; of the next game, where one ended
+    frame: Frames  # [N, C, H, W] of the next observation; of the next game, where one ended
     reward: NDArray[np.float32]  # [N] raw
     terminal: Flags  # [N] a life was lost or the game ended
     truncated: Flags  # [N] the time limit was reached
@@ -41,9 +40,9 @@ class Step(NamedTuple):
 class Envs(Protocol):
     """N environments of one game, stepped together."""
 
-    actions: int
+    num_actions: int
     protocol: dict[str, Any]
-    repeats: bool  # whether the same seed and actions give the same game again
+    deterministic: bool  # whether the same seed and actions give the same game again
     notice: str  # what a person should know before playing it; empty where there is nothing
 
     def reset(self, seeds: Sequence[int]) -> Frames:
@@ -52,8 +51,8 @@ class Envs(Protocol):
     def send(self, action: NDArray[np.int64]) -> None:
         """Begin one step with an action for each environment; the caller may do other work meanwhile."""
 
-    def receive(self) -> Step:
-        """Wait for the step that was begun; ended games start anew at once."""
+    def recv(self) -> Step:
+        """Wait for the step that was begun; ended games restart at once."""
 
     def close(self) -> None:
         """Release what the environments hold."""
@@ -61,63 +60,22 @@ class Envs(Protocol):
 
 def known_games() -> list[str]:
     """Return every game that needs nothing but this package: catch, the 26, and ale-py's other ROMs."""
-    return ["catch", *game_names(), *sorted(set(roms.get_all_rom_ids()) - set(game_names()))]
+    return ["catch", *game_names(), *(game for game in rom_games() if game not in game_names())]
 
 
-def make(game: str, count: int, threads: int = 0) -> Envs:
+def make(game: str, count: int, threads: int = 0, obs: ObservationConfig = _GRAY) -> Envs:
     """Make environments of a game: 'catch', an Atari game such as 'ms_pacman', or any Gymnasium id with images.
 
-    Atari steps its environments on that many threads; 0 lets it choose.
+    Frames are what `obs` asks for. Atari steps its environments on that many threads; 0 lets it choose.
     """
     if game == "catch":
-        return Catch(count)
+        return Catch(count, obs)
     if game in known_games():
-        return Atari(game, count, threads)
+        return Atari(game, count, threads, obs)
     if game != game.lower() or ":" in game or "/" in game:  # Gymnasium's ids are in capitals: Pong-v5, module:Id-v0
-        return Gymnasium(game, count)
+        return Gymnasium(game, count, obs)
     hint = did_you_mean(game, known_games()) or "; 'spr doctor' lists them, and any Gymnasium id works too"
     raise UserError(f"unknown game '{game}'{hint}")
-
-
-def rom_problem(game: str) -> str | None:
-    """Return what is wrong with the ROM of an Atari game, or None if it is there and sound."""
-    try:
-        rom_path(game)
-    except UserError as problem:
-        return str(problem)
-    return None
-
-
-def rom_path(game: str) -> Path:
-    """Return the file of an Atari game's ROM: one in $ALE_ROMS_DIR, or else the one in ale-py's wheel.
-
-    Of the 26 games ale-py's own ROM is taken, or atari-py's, which published scores were made with; no others.
-    """
-    given = os.environ.get("ALE_ROMS_DIR")
-    if given and not Path(given).is_dir():
-        raise UserError(f"ALE_ROMS_DIR names '{given}', which is no folder")
-    name, published = f"{game}.bin", published_rom(game)
-    file = Path(given) / name if given and (Path(given) / name).is_file() else _WHEEL / name
-    try:
-        checksum = rom_checksum(file)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"the ROM {file} can't be read: {reason}; reinstall ale-py 0.12.1, which carries it") from error
-    if published is not None and checksum not in (published.md5, ale_rom(game)):
-        raise UserError(
-            f"{file} is neither ale-py's ROM of {game} nor atari-py's: remove it, or reinstall ale-py 0.12.1"
-        )
-    return file
-
-
-def rom_of(game: str) -> dict[str, str]:
-    """Return which ROM a game is played with here, as its protocol states it; nothing for games that have none."""
-    return {"rom": rom_checksum(rom_path(game))} if game in known_games()[1:] else {}
-
-
-def rom_checksum(file: Path) -> str:
-    """Return the MD5 of a ROM, by which emulators know them."""
-    return hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()
 
 
 def seeds_for(seed: int, purpose: str, count: int) -> list[int]:
@@ -129,16 +87,16 @@ def seeds_for(seed: int, purpose: str, count: int) -> list[int]:
 class Atari:
     """The Atari 100k protocol, by ale-py's C++ vector environment."""
 
-    def __init__(self, game: str, count: int, threads: int = 0) -> None:
+    def __init__(self, game: str, count: int, threads: int = 0, obs: ObservationConfig = _GRAY) -> None:
         """Load the ROM `count` times; a missing one is refused by name."""
         rom = rom_path(game)
         settings: dict[str, Any] = {
             "max_num_frames_per_episode": 108_000,
             "repeat_action_probability": 0.0,
             "full_action_space": False,
-            "img_height": SIDE,
-            "img_width": SIDE,
-            "grayscale": True,
+            "img_height": obs.height,
+            "img_width": obs.width,
+            "grayscale": obs.channels == 1,
             "frameskip": 4,
             "maxpool": True,
             "noop_max": 30,
@@ -154,8 +112,8 @@ class Atari:
         self._ale: Any = ALEVectorInterface(
             rom, count, num_threads=threads, stack_num=1, autoreset_mode="SameStep", **options
         )
-        self.actions = len(self._ale.get_action_set())
-        self.repeats = True
+        self.num_actions = len(self._ale.get_action_set())
+        self.deterministic = True
         checksum = rom_checksum(rom)
         self.notice = ""
         if unlike := unlike_published(game, checksum):
@@ -171,26 +129,29 @@ class Atari:
         """Start every game, after 0 to 29 no-ops."""
         frames, info = self._ale.reset(np.arange(len(seeds)), np.asarray(seeds))
         self._before = _frames_before(info)
-        return np.ascontiguousarray(frames[:, 0])
+        return _channels_first(frames)
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Let the emulator's threads repeat the actions for four frames."""
         self._ale.send(action, self._strength)
 
-    def receive(self) -> Step:
+    def recv(self) -> Step:
         """Wait for all of them."""
         frames, reward, terminal, truncated, info = self._ale.recv()
         # Lives do not tell a lost life from a new game: Amidar may show none at the beginning of one.
         before = _frames_before(info)
         game_over = before != self._before
         self._before = before
-        return Step(
-            np.ascontiguousarray(frames[:, 0]), reward.astype(np.float32), terminal.copy(), truncated.copy(), game_over
-        )
+        return Step(_channels_first(frames), reward.astype(np.float32), terminal.copy(), truncated.copy(), game_over)
 
     def close(self) -> None:
         """Stop the emulator's threads."""
         self._ale = None
+
+
+def _channels_first(frames: NDArray[np.uint8]) -> Frames:
+    """Bring the emulator's frames, [N, 1, H, W] gray or [N, 1, H, W, 3] in colour, to [N, C, H, W]."""
+    return np.ascontiguousarray(frames[:, 0].transpose(0, 3, 1, 2) if frames.ndim == 5 else frames)
 
 
 def _frames_before(info: dict[str, Any]) -> NDArray[np.int32]:
@@ -202,7 +163,7 @@ def _frames_before(info: dict[str, Any]) -> NDArray[np.int32]:
 class Gymnasium:
     """Any registered Gymnasium environment with image observations and discrete actions."""
 
-    def __init__(self, game: str, count: int) -> None:
+    def __init__(self, game: str, count: int, obs: ObservationConfig = _GRAY) -> None:
         """Make the environments one by one; what can't be played is refused with the reason."""
         try:
             self._envs: list[gymnasium.Env[Any, Any]] = [gymnasium.make(game) for _ in range(count)]
@@ -215,31 +176,38 @@ class Gymnasium:
         if not _is_image(images):
             shapes = "(height, width) or (height, width, 1 or 3)"
             raise UserError(f"'{game}' observes {images}; images are needed: uint8, of shape {shapes}")
-        self.actions = int(space.n)
-        self.repeats = False  # some do, but nobody promises it
+        self.num_actions = int(space.n)
+        self.deterministic = False  # some are, but none promises it
         self.notice = _unlike_benchmark(game, self._envs[0])
-        self.protocol = {"name": "gymnasium", "version": 1, "id": game, "resize": "area to 84x84 gray"}
+        kind = "gray" if obs.channels == 1 else "colour"
+        self.protocol = {
+            "name": "gymnasium",
+            "version": 1,
+            "id": game,
+            "resize": f"area to {obs.height}x{obs.width} {kind}",
+        }
+        self._obs = obs
         self._offset = int(space.start)
         self._action = np.zeros(count, np.int64)
 
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start every game from its own seed."""
-        return np.stack([to_frame(env.reset(seed=seed)[0]) for env, seed in zip(self._envs, seeds, strict=True)])
+        return np.stack([to_frame(e.reset(seed=seed)[0], self._obs) for e, seed in zip(self._envs, seeds, strict=True)])
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Remember the actions: these environments step only when their results are waited for."""
         self._action = action
 
-    def receive(self) -> Step:
+    def recv(self) -> Step:
         """Step one environment after the other."""
         count = len(self._envs)
-        frames = np.empty((count, SIDE, SIDE), np.uint8)
+        frames = np.empty((count, *self._obs.frame), np.uint8)
         reward = np.zeros(count, np.float32)
         terminal, truncated = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         for i, env in enumerate(self._envs):
             image, gained, terminal[i], truncated[i], _ = env.step(int(self._action[i]) + self._offset)
             reward[i] = float(gained)
-            frames[i] = to_frame(env.reset()[0] if terminal[i] or truncated[i] else image)
+            frames[i] = to_frame(env.reset()[0] if terminal[i] or truncated[i] else image, self._obs)
         return Step(frames, reward, terminal, truncated & ~terminal, terminal | truncated)
 
     def close(self) -> None:
@@ -256,7 +224,9 @@ def _unlike_benchmark(game: str, env: gymnasium.Env[Any, Any]) -> str:
     rules = spec.kwargs
     rom = str(rules["game"])
     skipped, sticky = rules.get("frameskip", 4), float(rules.get("repeat_action_probability", 0.25))
-    frames = f"{skipped[0]} to {skipped[1] - 1} frames" if isinstance(skipped, tuple | list) else f"{skipped} frame(s)"
+    frames = (
+        f"{skipped[0]} to {skipped[1] - 1} frames" if isinstance(skipped, tuple | list) else plural(skipped, "frame")
+    )
     played = f"each action is held for {frames}" + (f" and repeated with probability {sticky:g}" if sticky else "")
     return (
         f"{game} is not played by the rules of Atari 100k: {played}, frames are not pooled, a lost life is no end. "
@@ -264,15 +234,17 @@ def _unlike_benchmark(game: str, env: gymnasium.Env[Any, Any]) -> str:
     )
 
 
-def to_frame(image: NDArray[np.uint8]) -> Frames:
-    """Turn an image of any size, gray or colour, into an 84x84 gray frame by averaging areas."""
+def to_frame(image: NDArray[np.uint8], obs: ObservationConfig = _GRAY) -> Frames:
+    """Turn an image of any size, gray or colour, into a frame [C, H, W] by averaging areas."""
     pixels = torch.tensor(image, dtype=torch.float32)
-    if pixels.dim() == 3:
+    pixels = pixels[..., None] if pixels.dim() == 2 else pixels  # [H, W, C]
+    if obs.channels == 1 and pixels.shape[2] == 3:
         # ITU-R 601 luma, the weights that ale-py and OpenCV use for gray.
-        pixels = pixels @ torch.tensor([0.299, 0.587, 0.114]) if pixels.shape[2] == 3 else pixels[..., 0]
-    if pixels.shape != (SIDE, SIDE):
-        pixels = F.interpolate(pixels[None, None], size=(SIDE, SIDE), mode="area")[0, 0]
-    frame: Frames = pixels.round().clamp(0, 255).to(torch.uint8).numpy()
+        pixels = (pixels @ torch.tensor([0.299, 0.587, 0.114]))[..., None]
+    pixels = pixels.permute(2, 0, 1)
+    if pixels.shape[1:] != (obs.height, obs.width):
+        pixels = F.interpolate(pixels[None], size=(obs.height, obs.width), mode="area")[0]
+    frame: Frames = pixels.round().clamp(0, 255).to(torch.uint8).expand(*obs.frame).numpy()
     return frame
 
 
@@ -289,12 +261,15 @@ class Catch:
     learning while the game goes on, and the tenth ends the game. A random agent catches about one in four.
     """
 
-    CELLS, CELL, BALLS = 4, SIDE // 4, 10
+    CELLS, BALLS = 4, 10
 
-    def __init__(self, count: int) -> None:
-        """Set `count` tables."""
-        self.actions = 3
-        self.repeats = True
+    def __init__(self, count: int, obs: ObservationConfig = _GRAY) -> None:
+        """Set `count` boards."""
+        if obs.height % self.CELLS or obs.width % self.CELLS:
+            raise UserError(f"catch has {self.CELLS}x{self.CELLS} cells: set observation.height and width to multiples")
+        self._obs = obs
+        self.num_actions = 3
+        self.deterministic = True
         self.notice = ""
         self.protocol = {"name": "catch", "version": 1, "balls": self.BALLS}
         self._count = count
@@ -315,7 +290,7 @@ class Catch:
         """Move the paddles."""
         self._paddle = np.clip(self._paddle + np.asarray(action) - 1, 0, self.CELLS - 1)
 
-    def receive(self) -> Step:
+    def recv(self) -> Step:
         """Let the balls fall one cell, and judge those that reach the bottom."""
         self._row += 1
         landed = self._row == self.CELLS - 1
@@ -343,7 +318,8 @@ class Catch:
 
     def _draw(self) -> Frames:
         cells = np.zeros((self._count, self.CELLS, self.CELLS), np.uint8)
-        tables = np.arange(self._count)
-        cells[tables, self.CELLS - 1, self._paddle] = 160
-        cells[tables, self._row, self._column] = 255
-        return cells.repeat(self.CELL, 1).repeat(self.CELL, 2)
+        boards = np.arange(self._count)
+        cells[boards, self.CELLS - 1, self._paddle] = 160
+        cells[boards, self._row, self._column] = 255
+        frame = cells.repeat(self._obs.height // self.CELLS, 1).repeat(self._obs.width // self.CELLS, 2)
+        return frame[:, None].repeat(self._obs.channels, 1)

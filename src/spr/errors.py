@@ -1,4 +1,4 @@
-"""Owns the one exception that is a message to a person: what was wrong, and what would be right."""
+"""Owns the exceptions that are messages to a person: what was wrong, and what would be right."""
 
 import difflib
 from collections.abc import Iterable
@@ -8,7 +8,16 @@ class UserError(Exception):
     """Wrong input. The command line prints it as one line and exits with code 2; nothing has been written."""
 
 
+class UnusableError(Exception):
+    """A file that can't be used, and why; whoever reads it decides what follows from that."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the closest known word, or an empty string when nothing is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def plural(count: int, noun: str) -> str:
+    """Return '1 game', '2 games'."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

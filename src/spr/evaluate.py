@@ -1,4 +1,7 @@
-"""Owns the protocol's evaluation: a fixed number of whole games per agent, each counted from before its first move."""
+"""Owns the protocol's evaluation: a fixed number of whole games per agent, each counted from before its first move.
+
+Shapes: S agents, E slots (environments) per agent; frames are [C, H, W].
+"""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,16 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spr.actor import Actor
-from spr.config import SIDE, Config
+from spr.config import Config
 from spr.envs import Envs, make, seeds_for
 from spr.errors import UserError
 from spr.graphs import Inbox, Outbox, captured
-from spr.machine import cores
-from spr.networks import outputs_per_action
+from spr.hardware import cores
+from spr.networks import num_actions_of
 
 # Games of one agent that are played at the same time: enough for one agent to keep a machine busy, and few enough for
 # the emulators of ten to start soon, at a tenth of a second each.
-_TABLES = 16
+_SLOTS = 16
 _STARTING = 4  # groups of emulators that are started at the same time
 
 
@@ -38,83 +41,82 @@ def play(
 ) -> Iterator[Playing]:
     """Play `evaluation.episodes` games per agent without network noise; the last thing yielded holds every score.
 
-    A table that is free begins its agent's next game, as long as there is one; every game begun is finished and counts.
-    So no score depends on how long its game takes, as it would if the first games to finish counted, and no table waits
-    for a long game at another. Tables are on two sides, which play in turn: while the emulators of one side step, the
-    actions of the other are chosen.
+    A free slot starts its agent's next game. Every game started is finished and counted, so short games are not
+    favoured, as they would be if the first to finish counted. Slots are double-buffered in two halves: while the
+    emulators of one half step, the actions of the other are selected.
     """
     chance = config.evaluation.epsilon if epsilon is None else epsilon
-    tables = min(config.evaluation.episodes, _TABLES)
-    books = [_Book(config.evaluation.episodes, begun=tables) for _ in seeds]
-    halves = [half for half in (range(0, tables, 2), range(1, tables, 2)) if half]
+    slots = min(config.evaluation.episodes, _SLOTS)
+    logs = [_EpisodeLog(config.evaluation.episodes, started=slots) for _ in seeds]
+    parts = [part for part in (range(0, slots, 2), range(1, slots, 2)) if part]
     # With many more threads than cores the one that chooses the actions would wait for its turn; with one thread for
     # each group the games of the last agent would be slow.
-    threads = max(2, cores() // (len(halves) * len(seeds)))
+    threads = max(2, cores() // (len(parts) * len(seeds)))
 
-    def seated(where: tuple[range, int]) -> _Group:
-        half, agent = where
-        envs = make(game, len(half), threads=min(threads, len(half)))
-        return _Group(envs, agent, seeds[agent], half, books[agent], chance)
+    def make_group(where: tuple[range, int]) -> _Group:
+        part, agent = where
+        envs = make(game, len(part), min(threads, len(part)), config.observation)
+        return _Group(envs, agent, seeds[agent], part, logs[agent], chance)
 
     groups: list[_Group] = []
     try:
         # Making several emulators at once gains little, but putting them into their first states does.
         with ThreadPoolExecutor(_STARTING) as pool:
-            groups += pool.map(seated, [(half, agent) for half in halves for agent in range(len(seeds))])
-        actions, learnt = groups[0].envs.actions, params["head.advantage.bias"].shape[-1] // outputs_per_action(config)
-        if learnt != actions:
-            raise UserError(f"this agent chooses between {learnt} actions, but {game} has {actions}")
+            groups += pool.map(make_group, [(part, agent) for part in parts for agent in range(len(seeds))])
+        here, learnt = groups[0].envs.num_actions, num_actions_of(config, {name: p.shape for name, p in params.items()})
+        if learnt != here:
+            raise UserError(f"this agent chooses between {learnt} actions, but {game} has {here}")
         of_each = [groups[i : i + len(seeds)] for i in range(0, len(groups), len(seeds))]
-        sides = [
-            _Side(config, actions, params, (len(seeds), len(half)), members)
-            for half, members in zip(halves, of_each, strict=True)
+        halves = [
+            _Half(config, here, params, (len(seeds), len(part)), members)
+            for part, members in zip(parts, of_each, strict=True)
         ]
-        for side in sides:
-            side.act()
-        while sides:
-            for side in sides:
-                side.receive()
-                side.act()
-            sides = [side for side in sides if side.groups]
-            yield Playing([book.scores for book in books])
+        for half in halves:
+            half.act()
+        while halves:
+            for half in halves:
+                half.recv()
+                half.act()
+            halves = [half for half in halves if half.groups]
+            yield Playing([log.scores for log in logs])
     finally:
         for group in groups:
             group.close()
 
 
-class _Book:
-    """The games of one agent: how many have begun, and the scores of those that are over."""
+class _EpisodeLog:
+    """The games of one agent: how many have started, and the scores of those that are over."""
 
-    def __init__(self, games: int, begun: int) -> None:
+    def __init__(self, games: int, started: int) -> None:
         self.scores: list[float | None] = [None] * games
-        self._begun = begun
+        self._started = started
 
-    def begin(self) -> int | None:
-        """Return the number of the next game, or None when all have begun."""
-        if self._begun == len(self.scores):
+    def start(self) -> int | None:
+        """Return the number of the next game, or None when all have started."""
+        if self._started == len(self.scores):
             return None
-        self._begun += 1
-        return self._begun - 1
+        self._started += 1
+        return self._started - 1
 
 
 class _Group:
-    """One agent's tables on one side: what they show, and which games are played there; arrays [E, ...].
+    """One agent's slots in one half: what they show, and which games are played there; arrays [E, ...].
 
-    It is closed when they are over, so that nothing steps in vain while other agents' games go on.
+    Closed once its games are over, so that no emulator steps needlessly.
     """
 
-    def __init__(self, envs: Envs, agent: int, seed: int, tables: range, book: _Book, chance: float) -> None:
+    def __init__(self, envs: Envs, agent: int, seed: int, slots: range, log: _EpisodeLog, epsilon: float) -> None:
         self.agent = agent
         self.envs = envs
         self._open = True
-        self._book, self._chance = book, chance
-        self._games: list[int | None] = list(tables)
-        self._running = np.zeros(len(tables))
-        # An agent's draws do not depend on its neighbours' games, nor on those of the other side.
-        self._dice = np.random.default_rng([seed, tables.start, *b"evaluate"])
-        starts = seeds_for(seed, "evaluate", tables.stop)
-        self.frame = self.envs.reset([starts[table] for table in tables])
-        self.first = np.ones(len(tables), np.bool_)
+        self._log, self._epsilon = log, epsilon
+        self._games: list[int | None] = list(slots)
+        self._running = np.zeros(len(slots))
+        # An agent's draws do not depend on its neighbours' games, nor on those of the other half.
+        self._rng = np.random.default_rng([seed, slots.start, *b"evaluate"])
+        starts = seeds_for(seed, "evaluate", slots.stop)
+        self.frame = self.envs.reset([starts[slot] for slot in slots])
+        self.is_first = np.ones(len(slots), np.bool_)
 
     @property
     def over(self) -> bool:
@@ -122,20 +124,20 @@ class _Group:
         return all(game is None for game in self._games)
 
     def send(self, action: NDArray[np.int64]) -> None:
-        """Move, now and then at random; a table without a game plays on, and nothing of it counts."""
-        explore = self._dice.random(len(action)) < self._chance
-        self.envs.send(np.where(explore, self._dice.integers(self.envs.actions, size=len(action)), action))
+        """Act, epsilon-greedily; a slot without a game plays on, and nothing of it counts."""
+        explore = self._rng.random(len(action)) < self._epsilon
+        self.envs.send(np.where(explore, self._rng.integers(self.envs.num_actions, size=len(action)), action))
 
-    def receive(self) -> None:
-        """Take in one step; write down the scores of games that ended by it, and begin the next ones."""
-        out = self.envs.receive()
-        self.frame, self.first = out.frame, out.terminal | out.truncated
+    def recv(self) -> None:
+        """Take in one step; note the scores of games that ended by it, and start the next ones."""
+        out = self.envs.recv()
+        self.frame, self.is_first = out.frame, out.terminal | out.truncated
         self._running += out.reward
-        for table in np.flatnonzero(out.game_over).tolist():
-            if (game := self._games[table]) is not None:
-                self._book.scores[game] = float(self._running[table])
-                self._games[table] = self._book.begin()
-            self._running[table] = 0
+        for slot in np.flatnonzero(out.game_over).tolist():
+            if (game := self._games[slot]) is not None:
+                self._log.scores[game] = float(self._running[slot])
+                self._games[slot] = self._log.start()
+            self._running[slot] = 0
 
     def close(self) -> None:
         """Release the emulators, once."""
@@ -144,42 +146,42 @@ class _Group:
             self._open = False
 
 
-class _Side:
-    """Half of the tables of every agent, [S, E]: what is seen there and what is done; closed ones keep their last."""
+class _Half:
+    """Half of the slots of every agent, [S, E]: their frames and actions; closed groups keep their last."""
 
     def __init__(
-        self, config: Config, actions: int, params: dict[str, Tensor], shape: tuple[int, int], groups: list[_Group]
+        self, config: Config, num_actions: int, params: dict[str, Tensor], shape: tuple[int, int], groups: list[_Group]
     ) -> None:
         device = next(iter(params.values())).device
         self.groups = groups
-        self._frame = np.zeros((*shape, SIDE, SIDE), np.uint8)
-        self._first = np.ones(shape, np.bool_)
-        actor = Actor(config, actions, shape, device)
-        inbox = Inbox(device, {"frame": self._frame, "first": self._first})
+        self._frame = np.zeros((*shape, *config.observation.frame), np.uint8)
+        self._is_first = np.ones(shape, np.bool_)
+        actor = Actor(config, num_actions, shape, device)
+        inbox = Inbox(device, {"frame": self._frame, "is_first": self._is_first})
 
         def act() -> Tensor:
-            actor.observe(inbox["frame"], inbox["first"])
+            actor.observe(inbox["frame"], inbox["is_first"])
             return actor.greedy(params, noise=())
 
         self._inbox, self._outbox = inbox, Outbox(device)
         self._act = captured(act, device)
 
     def act(self) -> None:
-        """Choose the actions of all tables, and let the emulators begin."""
+        """Select the actions of all slots, and let the emulators begin."""
         if not self.groups:
             return
         for group in self.groups:
-            self._frame[group.agent], self._first[group.agent] = group.frame, group.first
-        self._inbox.send(frame=self._frame, first=self._first)
+            self._frame[group.agent], self._is_first[group.agent] = group.frame, group.is_first
+        self._inbox.send(frame=self._frame, is_first=self._is_first)
         self._outbox.post(self._act())
         action = self._outbox.read()
         for group in self.groups:
             group.send(action[group.agent])
 
-    def receive(self) -> None:
+    def recv(self) -> None:
         """Wait for the emulators, and close the groups whose games are over."""
         for group in self.groups:
-            group.receive()
+            group.recv()
         for group in self.groups:
             if group.over:
                 group.close()

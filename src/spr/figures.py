@@ -1,5 +1,6 @@
 """Owns the figures of a report: each a function from scores to a drawing, readable in grey and for the colour-blind."""
 
+import base64
 import io
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
@@ -12,8 +13,9 @@ from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
 from spr import stats
-from spr.games import game_names, reference_scores, reference_table, share
-from spr.records import Record
+from spr.games import game_names, normalise, reference_scores, reference_table
+from spr.presets import PRESETS
+from spr.results import Record
 from spr.tables import PUBLISHED, Method, published_on
 
 # Okabe and Ito's colours, told apart by people with any kind of colour vision; lines and markers differ as well.
@@ -32,6 +34,14 @@ class Drawing(NamedTuple):
     title: str
     words: str
     png: bytes
+
+    def base64(self) -> str:
+        """Return the picture as a page holds it."""
+        return base64.b64encode(self.png).decode()
+
+    def width(self) -> int:
+        """Return its width in pixels, from the PNG's first chunk."""
+        return int.from_bytes(self.png[16:20])
 
 
 def style(number: int) -> dict[str, Any]:
@@ -180,8 +190,15 @@ def curves(records: Sequence[Record], methods: Sequence[Method]) -> Drawing | No
 
 def main_methods(methods: Sequence[Method]) -> list[Method]:
     """Return the methods without those that have a figure of their own, unless there are no others."""
-    main = [method for method in methods if not method.name.startswith(("spr_k", "spr_tau_"))]
+    main = [method for method in methods if not (method.name in PRESETS and PRESETS[method.name].figure)]
     return main or list(methods)
+
+
+def _points(methods: Sequence[Method], figure: str) -> dict[float, Method]:
+    """Return the methods that are points of one of the paper's figures, by their place there."""
+    presets = {method.name: PRESETS.get(method.name) for method in methods}
+    of_figure = [(presets[method.name], method) for method in methods]
+    return {preset.x: method for preset, method in of_figure if preset is not None and preset.figure == figure}
 
 
 def _not_drawn(names: Sequence[str]) -> str:
@@ -191,8 +208,8 @@ def _not_drawn(names: Sequence[str]) -> str:
 def depth(methods: Sequence[Method]) -> Drawing | None:
     """Draw the depth figure: SPR-normalised scores against how many steps ahead are predicted."""
     found = {m.name: m for m in methods}
-    depths = {int(name.removeprefix("spr_k")): m for name, m in found.items() if name.removeprefix("spr_k").isdigit()}
-    depths |= {0: found["spr_nontemporal"]} if "spr_nontemporal" in found else {}
+    depths = _points(methods, "depth")
+    depths |= {0.0: found["spr_nontemporal"]} if "spr_nontemporal" in found else {}
     if len(depths) < 2:
         return None
     spr = found.get("spr") or found.get("spr_k5")
@@ -200,7 +217,7 @@ def depth(methods: Sequence[Method]) -> Drawing | None:
     games = [game for game in game_names() if game in reference and all(game in m.scores for m in depths.values())]
     if not games:
         return None
-    shares = {float(k): _shares(method, games, reference) for k, method in depths.items()}
+    shares = {k: _shares(method, games, reference) for k, method in depths.items()}
     whose = "of our spr runs" if spr else "of the paper's SPR"
     words = f"Scores of {len(games)} games, normalised by those {whose}: 0 is random play, 1 equals SPR."
     return _mean_and_median("depth", "Prediction depth", words, shares, "prediction depth K", "SPR-normalised score")
@@ -210,11 +227,7 @@ def ema(methods: Sequence[Method]) -> list[Drawing]:
     """Draw the EMA figures: self-normalised scores against tau, with and without augmentation apart."""
     drawings = []
     for suffix, what in (("", "with"), ("_noaug", "without")):
-        taus = {}
-        for method in methods:
-            text = method.name.removeprefix("spr_tau_").removesuffix("_noaug")
-            if method.name == f"spr_tau_{text}{suffix}":
-                taus[float(text)] = method
+        taus = _points(methods, f"ema{suffix}")
         games = [game for game in game_names() if taus and all(game in m.scores for m in taus.values())]
         if len(taus) < 2 or not games:
             continue
@@ -231,7 +244,7 @@ def ema(methods: Sequence[Method]) -> list[Drawing]:
 
 def _shares(method: Method, games: Sequence[str], reference: Mapping[str, float]) -> list[float]:
     """Return a method's mean scores, 0 at random play and 1 at the reference."""
-    return [share(game, float(method.scores[game].mean()), reference[game]) for game in games]
+    return [normalise(game, float(method.scores[game].mean()), reference[game]) for game in games]
 
 
 def _mean_and_median(

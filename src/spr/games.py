@@ -63,10 +63,10 @@ def normalised(game: str, score: float, by: str = "human") -> float | None:
     """Return (score - random) / (reference - random); None for a game outside the 26."""
     if game not in reference_scores("random"):
         return None
-    return share(game, score, reference_scores(by)[game])
+    return normalise(game, score, reference_scores(by)[game])
 
 
-def share(game: str, score: T, reference: float) -> T:
+def normalise(game: str, score: T, reference: float) -> T:
     """Return a score, or an array of them, where random play of one of the 26 games is 0 and the reference 1."""
     random = reference_scores("random")[game]
     return (score - random) / (reference - random)

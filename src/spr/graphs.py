@@ -1,4 +1,4 @@
-"""Owns how device work is launched: compiled and captured on a GPU, plainly on a CPU; and mail between host and device.
+"""Owns how device work is launched: compiled and captured on a GPU, plainly on a CPU; and copies from and to the host.
 
 A GPU finishes the small kernels of one update faster than Python can launch them. So its work is fused by the compiler
 and then recorded once as a CUDA graph, which one call replays; everything that changes lies in device memory.
@@ -84,9 +84,10 @@ def captured(
 
 
 class Inbox:
-    """Arrays that the host sends again and again, each to a fixed place on the device, without waiting.
+    """Arrays that the host sends again and again, each to a fixed place on the device, through pinned memory.
 
-    What is sent may be overwritten on its way by the next sending: between two, wait for something that came after.
+    Copies are asynchronous: synchronise on a later result before sending again, or the pinned buffer is overwritten in
+    flight.
     """
 
     def __init__(self, device: torch.device, like: dict[str, NDArray[Any]]) -> None:
@@ -109,7 +110,7 @@ class Inbox:
 
 
 class Outbox:
-    """A tensor on its way from the device to the host."""
+    """A tensor copied from the device to pinned memory, asynchronously."""
 
     def __init__(self, device: torch.device) -> None:
         """Nothing is on its way."""
@@ -117,7 +118,7 @@ class Outbox:
         self._host: Tensor | None = None
 
     def post(self, tensor: Tensor) -> None:
-        """Let the host have a tensor as soon as it is computed; the device goes on."""
+        """Copy a tensor to the host as soon as it is computed; the device goes on."""
         if self._event is None:
             self._host = tensor
             return

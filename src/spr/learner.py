@@ -1,12 +1,12 @@
 """Owns learning: the state of a fleet's learners and one update of all of them.
 
-The objective is written for one agent; `vmap` over rows of weights makes the fleet. Shapes: S agents first, everywhere;
-P the numbers of an agent (see `rows`).
+The objective is written for one agent; `vmap` over rows of parameters makes the fleet. Shapes: S agents first,
+everywhere; P the numbers of an agent (see `flat_params`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,19 +14,28 @@ from torch.func import functional_call, grad, vmap
 from torch.optim.adam import adam
 from torch.utils._pytree import tree_map
 
-from spr.augment import observations
+from spr.augment import Views, make_views
 from spr.config import Config
-from spr.draws import Dice, Draws, Looks, Numbers
+from spr.flat_params import Layout
 from spr.graphs import captured, compiled
-from spr.losses import Objective, Terms, importance_weighted
-from spr.networks import Networks
+from spr.losses import LossOutput, Objective, importance_weighted
+from spr.networks import CLIPS, Group, Networks, networks_without_weights
 from spr.replay import Batch, Replay
-from spr.rows import Layout
+from spr.rng import Draws, RawNumbers, RngStreams
 
-_SURPRISE_FLOOR = 1e-6
-_AGENT = ("out", "sigma", "averaged")  # the sections of encoder and Q-head, which act
-# What is clipped together, by section; the predictor is not clipped.
-_CLIP_GROUPS = {"agent": _AGENT, "model": ("model",)}
+_RAW_PRIORITY_FLOOR = 1e-6
+
+
+def _acts(group: Group) -> bool:
+    return group.acts
+
+
+def _in_ema(group: Group) -> bool:
+    return group.in_ema
+
+
+def _clipped_as(name: str | None) -> Callable[[Group], bool]:
+    return lambda group: group.clip == name
 
 
 @dataclass(frozen=True)
@@ -35,12 +44,12 @@ class LearnerState:
 
     layout: Layout
     weights: Tensor  # [S, P]
-    averaged: Tensor  # [S, columns of the averaged section]; no columns when tau is 0, where it would equal the weights
-    copied: Tensor  # [S, columns of encoder and Q-head] the RL target network; no columns when its period is 1
+    ema: Tensor  # [S, columns in the average]; no columns when the decay is 0, where it would equal the weights
+    target: Tensor  # [S, columns that act] the RL target network; no columns when its period is 1
     first_moment: Tensor  # [S, P]
     second_moment: Tensor  # [S, P]
     count: Tensor  # [] Adam's steps
-    faulty: Tensor  # [S] whose loss or gradient was not finite: such an agent stays as it was before that update
+    diverged: Tensor  # [S] whose loss or gradient was not finite: such an agent stays as it was before that update
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -48,38 +57,54 @@ class LearnerState:
         return self.layout.views(self.weights)
 
 
+class Gradients(NamedTuple):
+    """What one batch says about the weights."""
+
+    grads: Tensor  # [S, P]
+    norms: dict[str, Tensor]  # [S] each, of the gradients that are clipped together
+    metrics: dict[str, Tensor]  # [S] each
+
+
 class Learner:
-    """One update of a fleet: sample, augment, losses, gradients, clip, Adam, targets, priorities."""
+    """One update of a fleet."""
 
     def __init__(
         self,
         config: Config,
-        actions: int,
+        num_actions: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         product: torch.dtype | None = None,
+        fuse: Callable[..., Any] = compiled,
     ) -> None:
         """Build the objective without weights: they live in the state.
 
-        Weights are of `dtype`; matrix products are taken in `product`, or in the same.
+        Weights are of `dtype`; matrix products are taken in `product`, or in the same. `fuse` compiles the three parts
+        of an update on a GPU; with another function the same parts run plainly.
         """
         self._config = config
-        self._actions = actions
+        self._num_actions = num_actions
         self._device = device
         self._dtype = dtype
         self._product = product or dtype
         # On a CPU the library's own fused Adam; on a GPU its plain one, which the compiler fuses with clipping.
         self._fused = device.type == "cpu"
-        self.losses, self.has_targets = list(config.weights), bool(config.targets)
-        self._averages = bool(config.targets) and config.learner.tau > 0
-        self._copies = config.learner.target_period > 1
-        with torch.device("meta"):
-            averaged = self._networks() if self._averages else None
-            copied = self._networks() if self._copies else None
-            objective = Objective(config, self._networks(), averaged, copied)
-        objective.online.support = objective.online.support.to(device)
-        self._objective = objective
-        self.layout = Layout({name: p.shape for name, p in objective.online.named_parameters()})
+        self._has_ema = bool(config.target_offsets) and config.learner.ema_decay > 0
+        self._has_target = config.learner.target_period > 1
+        online, ema, target = (
+            networks_without_weights(config, num_actions, device, dtype) if wanted else None
+            for wanted in (True, self._has_ema, self._has_target)
+        )
+        assert online is not None
+        self._objective = Objective(config, online, ema, target)
+        self.layout = Layout({name: p.shape for name, p in online.named_parameters()}, online.groups())
+        clips = {group.clip for group in self.layout.groups.values()} - {None}
+        self._clipped = {name: self.layout.columns(_clipped_as(name)) for name in CLIPS if name in clips}
+        self._unclipped = self.layout.columns(_clipped_as(None))
+        # The draws apart: cut within the second function, they would be computed again for each pixel that they shift.
+        self._cut_draws = fuse(RngStreams.draws, device)
+        self._gradients_and_priorities = fuse(self.gradients_and_priorities, device)
+        self._step = fuse(self.step, device)
 
     def init(self, seeds: Sequence[int]) -> LearnerState:
         """Initialise one agent per seed, each from its own stream of numbers."""
@@ -87,103 +112,103 @@ class Learner:
         with torch.random.fork_rng(devices=[]):
             for seed in seeds:
                 torch.manual_seed(seed)
-                agents.append(dict(self._networks().named_parameters()))
+                agents.append(dict(Networks(self._config, self._num_actions).named_parameters()))
         stacked = {name: torch.stack([agent[name].detach() for agent in agents]) for name in agents[0]}
         weights = self.layout.rows(stacked, self._dtype, self._device)
-        averaged, copied = weights[:, self.layout.columns("averaged")], weights[:, self.layout.columns(*_AGENT)]
+        ema, target = weights[:, self.layout.columns(_in_ema)], weights[:, self.layout.columns(_acts)]
         return LearnerState(
             layout=self.layout,
             weights=weights,
-            averaged=averaged.clone() if self._averages else averaged[:, :0].clone(),
-            copied=copied.clone() if self._copies else copied[:, :0].clone(),
+            ema=ema.clone() if self._has_ema else ema[:, :0].clone(),
+            target=target.clone() if self._has_target else target[:, :0].clone(),
             first_moment=torch.zeros_like(weights),
             second_moment=torch.zeros_like(weights),
             count=torch.zeros((), device=self._device),
-            faulty=torch.zeros(len(seeds), dtype=torch.bool, device=self._device),
+            diverged=torch.zeros(len(seeds), dtype=torch.bool, device=self._device),
         )
 
-    def update(self, state: LearnerState, replay: Replay, draws: Draws, beta: Tensor) -> dict[str, Tensor]:
-        """Do one update of every agent in place and return what to watch, [S] each."""
-        grads, watched = self.prepare(state, replay, draws, beta)
-        self.step(state, grads, watched)
-        return watched
+    def update(
+        self, state: LearnerState, replay: Replay, rng: RngStreams, raw: RawNumbers, beta: Tensor
+    ) -> dict[str, Tensor]:
+        """Do one update of every agent, in place, by the random numbers `raw`; return the metrics, [S] each."""
+        draws = self._cut_draws(rng, raw)
+        found: Gradients = self._gradients_and_priorities(state, replay, draws, beta)
+        self._step(state, found.grads, found.norms)
+        return found.metrics
 
-    def prepare(
-        self, state: LearnerState, replay: Replay, draws: Draws, beta: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Draw a batch, set its priorities anew, and return the gradients [S, P] and what to watch."""
-        config = self._config
+    def gradients_and_priorities(self, state: LearnerState, replay: Replay, draws: Draws, beta: Tensor) -> Gradients:
+        """The first half of an update, up to the gradients; a diverged agent is noted, and its priorities stay."""
+        # sample
         batch = replay.sample(draws.sample, beta)
-
-        def seen(which: slice) -> Tensor:
-            """Make some of the views, [S, O, B, 4, 84, 84]."""
-            shift, corner, side, factor = draws.looks
-            looks = Looks(*(look[:, :, which] for look in (shift, corner, side, factor.to(self._dtype))))
-            visible = batch.visible[:, :, which]
-            return observations(batch.frames, replay.offsets[which], visible, looks, config.augment.shift)
-
-        # Those that gradients reach apart: cut from a whole they would be copied.
-        obs = seen(slice(0, config.learnt_views)), seen(slice(config.learnt_views, None))
-        grads, loss, terms = self.gradients(state, batch, obs, draws)
-        means = {name: value.mean(-1) for name, value in terms.losses.items()}
-        norms = {
-            f"norm_{group}": torch.linalg.vector_norm(grads[:, columns], dim=1)
-            for group, columns in self.clip_groups().items()
-        }
-        unclipped = grads[:, self.layout.columns("predictor")].sum(1)
-        state.faulty.logical_or_(~torch.stack([loss, *norms.values(), unclipped]).isfinite().all(0))
-        # The floor keeps a transition that is predicted perfectly from never being drawn again.
-        priority = terms.surprise.clamp(min=_SURPRISE_FLOOR) ** config.replay.exponent
-        replay.reprioritise(batch.start, priority, state.faulty)
-        return grads, {"loss": loss, **means, **terms.watched, **norms}
-
-    def gradients(
-        self, state: LearnerState, batch: Batch, obs: tuple[Tensor, Tensor], draws: Draws
-    ) -> tuple[Tensor, Tensor, Terms]:
-        """Return each agent's gradients [S, P], its loss [S], and the terms of that."""
-        draws, batch = _cast(draws, self._dtype), _cast(batch, self._dtype)
-        per_agent = vmap(grad(self._agent_loss, has_aux=True))
-        grads, (loss, terms) = per_agent(state.weights, (state.averaged, state.copied), batch, obs, draws)
-        return grads, loss, terms
-
-    def _agent_loss(
-        self, row: Tensor, targets: tuple[Tensor, Tensor], batch: Batch, obs: tuple[Tensor, Tensor], draws: Draws
-    ) -> tuple[Tensor, tuple[Tensor, Terms]]:
-        """Return the loss of one agent with weights [P], to be differentiated by them; and it again with its terms."""
-        averaged, copied = targets
-        sets = {"online": self.layout.views(row)}
-        if self._averages:
-            sets["averaged"] = self.layout.views(averaged, "averaged")
-        if self._copies:
-            sets["copied"] = self.layout.views(copied, *_AGENT)
-        named = {f"{which}.{name}": self._multiplied(name, p) for which, ps in sets.items() for name, p in ps.items()}
-        terms: Terms = functional_call(self._objective, named, (batch, obs, draws))
-        loss = importance_weighted(terms.losses, self._config.weights, batch.weight)
-        return loss, (loss, terms)
-
-    def _multiplied(self, name: str, weight: Tensor) -> Tensor:
-        """Bring a matrix to the dtype of products; the out layers stay, since actions differ by little in value."""
-        kept = weight.dim() == 1 or name.startswith(("head.value.", "head.advantage."))
-        return weight if kept else weight.to(self._product)
-
-    def clip_groups(self) -> dict[str, slice]:
-        """Return the columns of each clip group that this agent has."""
-        columns = {group: self.layout.columns(*sections) for group, sections in _CLIP_GROUPS.items()}
-        return {group: part for group, part in columns.items() if part.start < part.stop}
+        # augment
+        augment = _cast(draws.augment, self._dtype)
+        views = make_views(self._config, batch.frames, replay.offsets, batch.visible, augment)
+        # encode, losses, gradients
+        grads, loss, output = self.gradients(state, batch, views, draws)
+        norms = {name: torch.linalg.vector_norm(grads[:, part], dim=1) for name, part in self._clipped.items()}
+        unclipped = grads[:, self._unclipped].sum(1)
+        state.diverged.logical_or_(~torch.stack([loss, *norms.values(), unclipped]).isfinite().all(0))
+        # priorities; the floor keeps a perfectly predicted transition from never being sampled again
+        priority = output.raw_priority.clamp(min=_RAW_PRIORITY_FLOOR) ** self._config.replay.priority_exponent
+        replay.update_priorities(batch.start, priority, frozen=state.diverged)
+        means = {name: value.mean(-1) for name, value in output.losses.items()}
+        shown = {f"norm_{name}": norm for name, norm in norms.items()}
+        return Gradients(grads, norms, {"loss": loss, **means, **output.metrics, **shown})
 
     @torch.no_grad()
-    def step(self, state: LearnerState, grads: Tensor, watched: dict[str, Tensor]) -> None:
-        """Clip the gradients [S, P], in place, by the norms watched; Adam; and then the targets.
+    def step(self, state: LearnerState, grads: Tensor, norms: dict[str, Tensor]) -> None:
+        """The second half: clip the gradients [S, P], in place; Adam; and then the targets."""
+        learner, healthy = self._config.learner, ~state.diverged[:, None]
+        # clip
+        for name, part in self._clipped.items():
+            grads[:, part] *= (learner.max_grad_norm / (norms[name] + 1e-6)).clamp(max=1)[:, None]
+        # Adam
+        self._adam(state, grads, healthy)
+        # targets: theta_m <- decay * theta_m + (1 - decay) * theta_o; the RL target is copied once a period
+        if self._has_ema:
+            share = (1 - learner.ema_decay) * healthy.to(self._dtype)
+            state.ema.lerp_(state.weights[:, self.layout.columns(_in_ema)], share)
+        if self._has_target:
+            due = (state.count % learner.target_period == 0) & healthy
+            state.target.copy_(torch.where(due, state.weights[:, self.layout.columns(_acts)], state.target))
 
-        The moving average is theta_m <- tau * theta_m + (1 - tau) * theta_o; the RL target is copied once a period.
-        """
-        learner, healthy = self._config.learner, ~state.faulty[:, None]
-        # On a CPU looking costs nothing; a GPU can't look, but its compiler makes one kernel of all this.
-        guarded = not self._fused or bool(state.faulty.any())
+    def gradients(
+        self, state: LearnerState, batch: Batch, views: Views, draws: Draws
+    ) -> tuple[Tensor, Tensor, LossOutput]:
+        """Return each agent's gradients [S, P], its loss [S], and what the objective gave."""
+        draws, batch = _cast(draws, self._dtype), _cast(batch, self._dtype)
+        per_agent = vmap(grad(self._agent_loss, has_aux=True))
+        grads, (loss, output) = per_agent(state.weights, (state.ema, state.target), batch, views, draws)
+        return grads, loss, output
+
+    def _agent_loss(
+        self, row: Tensor, targets: tuple[Tensor, Tensor], batch: Batch, views: Views, draws: Draws
+    ) -> tuple[Tensor, tuple[Tensor, LossOutput]]:
+        """Return the loss of one agent with weights [P], to be differentiated by them; and it again with its parts."""
+        ema, target = targets
+        sets = {"online": self.layout.views(row)}
+        if self._has_ema:
+            sets["ema"] = self.layout.views(ema, _in_ema)
+        if self._has_target:
+            sets["target"] = self.layout.views(target, _acts)
+        named = {f"{net}.{name}": self._to_product_dtype(name, p) for net, ps in sets.items() for name, p in ps.items()}
+        output: LossOutput = functional_call(self._objective, named, (batch, views, draws))
+        loss = importance_weighted(output.losses, self._config.weights, batch.weight)
+        return loss, (loss, output)
+
+    def _to_product_dtype(self, name: str, weight: Tensor) -> Tensor:
+        """Bring a matrix to the dtype of products, unless its group stays in float32; vectors are not multiplied."""
+        kept = weight.dim() == 1 or self.layout.groups[name].fp32
+        return weight if kept else weight.to(self._product)
+
+    def _adam(self, state: LearnerState, grads: Tensor, healthy: Tensor) -> None:
+        """One step of Adam for the agents [S, 1] that are healthy; the others stay as they are."""
+        learner = self._config.learner
+        # On a CPU testing `diverged` is free; on a GPU it would synchronise, so a copy is always kept, which the
+        # compiler fuses into Adam.
+        guarded = not self._fused or bool(state.diverged.any())
         rows = (state.weights, state.first_moment, state.second_moment)
         before = [row.clone() for row in rows] if guarded else []
-        for group, columns in self.clip_groups().items():
-            grads[:, columns] *= (learner.clip / (watched[f"norm_{group}"] + 1e-6)).clamp(max=1)[:, None]
         adam(
             [state.weights],
             [grads],
@@ -204,82 +229,65 @@ class Learner:
         )
         for row, kept in zip(rows, before, strict=False):
             row.copy_(torch.where(healthy, row, kept))
-        if self._averages:
-            share = (1 - learner.tau) * healthy.to(self._dtype)
-            state.averaged.lerp_(state.weights[:, self.layout.columns("averaged")], share)
-        if self._copies:
-            due = (state.count % learner.target_period == 0) & healthy
-            state.copied.copy_(torch.where(due, state.weights[:, self.layout.columns(*_AGENT)], state.copied))
-
-    def _networks(self) -> Networks:
-        return Networks(self._config, self._actions)
 
 
-class Updates:
+class UpdateRunner:
     """The updates of one fleet: called once per update, eager on a CPU, one captured CUDA graph on a GPU.
 
-    What changes from update to update is read from device memory: the draws come from the fleet's own generators, which
-    the graph advances at each replay, and `beta` is a tensor that the training loop fills.
+    What changes from update to update is read from device memory: random numbers come from the fleet's own generators,
+    which the graph advances at each replay, and `beta` is a tensor that the training loop fills.
     """
 
-    def __init__(self, learner: Learner, state: LearnerState, replay: Replay, dice: Dice) -> None:
+    def __init__(self, learner: Learner, state: LearnerState, replay: Replay, rng: RngStreams) -> None:
         """Nothing is compiled or captured yet."""
-        self.beta = torch.zeros((), device=dice.device)
-        self._learner, self._state, self._replay, self._dice = learner, state, replay, dice
-        # Apart from the rest: cut within it, the draws would be computed anew for each pixel that they shift.
-        self._cut = compiled(dice.draws, dice.device)
-        self._prepare = compiled(self._from_draws, dice.device)
-        self._step = compiled(learner.step, dice.device)
+        self.beta = torch.zeros((), device=rng.device)
+        self._learner, self._state, self._replay, self._rng = learner, state, replay, rng
         self._sums: Tensor | None = None
         self._names: list[str] = []
-        # The numbers of the last update of each agent, or of the one that failed.
-        self.last = Numbers(*(torch.zeros_like(part) for part in dice.empty()))
-        self._made = 0
-        self._once = captured(self._update, dice.device, dice.generators)
+        # The random numbers of each agent's last update, or of the one by which it diverged.
+        self.last_raw = RawNumbers(*(torch.zeros_like(part) for part in rng.empty()))
+        self._updates = 0
+        self._note_raw = compiled(self._note, rng.device)
+        self._once = captured(self._update, rng.device, rng.generators)
 
     def __call__(self) -> None:
         """Do one update."""
-        self._made += 1
+        self._updates += 1
         self._once()
 
+    def _update(self) -> None:
+        raw = self._rng.sample_raw()
+        self._note_raw(raw)
+        metrics = self._learner.update(self._state, self._replay, self._rng, raw, self.beta)
+        if self._sums is None or self._names != list(metrics):
+            self._names, self._updates = list(metrics), 1
+            self._sums = torch.zeros(len(metrics), len(self._rng.generators), device=self._rng.device)
+        self._sums += torch.stack(list(metrics.values()))
+
+    def _note(self, raw: RawNumbers) -> None:
+        """Note the numbers before the update: an agent that diverges by them keeps them."""
+        for last, new in zip(self.last_raw, raw, strict=True):
+            last.copy_(torch.where(self._state.diverged[:, None], last, new))
+
     def means(self) -> dict[str, list[float]]:
-        """Return the means of what was watched since the last time, by agent; nothing before the first update."""
-        if self._sums is None or self._made == 0:
+        """Return the means of the metrics since the last time, by agent; nothing before the first update."""
+        if self._sums is None or self._updates == 0:
             return {}
-        columns = (self._sums / self._made).tolist()
+        columns = (self._sums / self._updates).tolist()
         self._sums.zero_()
-        self._made = 0
+        self._updates = 0
         return dict(zip(self._names, columns, strict=True))
 
-    def names(self) -> list[str]:
-        """Return the names of what is watched."""
-        norms = [f"norm_{group}" for group in self._learner.clip_groups()]
-        seen = ["value", *(["cosine", "spread"] if self._learner.has_targets else [])]
-        return ["loss", *self._learner.losses, *seen, *norms]
-
-    def watched(self) -> tuple[list[str], Tensor, int]:
-        """Return the names, sums [W, S] and number of updates behind the next means, for a checkpoint."""
+    def sums(self) -> tuple[list[str], Tensor, int]:
+        """Return the names, sums [metrics, S] and number of updates behind the next means, for a checkpoint."""
         if self._sums is None:
-            return [], torch.zeros(0, len(self._dice.generators)), 0
-        return self._names, self._sums.cpu(), self._made
+            return [], torch.zeros(0, len(self._rng.generators)), 0
+        return self._names, self._sums.cpu(), self._updates
 
-    def restore(self, names: list[str], sums: Tensor, made: int) -> None:
-        """Take up what `watched` returned."""
+    def restore(self, names: list[str], sums: Tensor, updates: int) -> None:
+        """Take up what `sums` returned."""
         if names:
-            self._names, self._sums, self._made = names, sums.to(self._dice.device), made
-
-    def _update(self) -> None:
-        numbers = self._dice.roll()
-        grads, watched = self._prepare(numbers, self._cut(numbers))
-        self._step(self._state, grads, watched)
-        if self._sums is None:
-            self._names, self._sums = list(watched), torch.zeros(len(watched), len(grads), device=grads.device)
-        self._sums += torch.stack(list(watched.values()))
-
-    def _from_draws(self, numbers: Numbers, draws: Draws) -> tuple[Tensor, dict[str, Tensor]]:
-        for kept, new in zip(self.last, numbers, strict=True):
-            kept.copy_(torch.where(self._state.faulty[:, None], kept, new))
-        return self._learner.prepare(self._state, self._replay, draws, self.beta)
+            self._names, self._sums, self._updates = names, sums.to(self._rng.device), updates
 
 
 def _cast(tensors: Any, dtype: torch.dtype) -> Any:

@@ -1,6 +1,6 @@
 """Owns the objective of one agent: what the paper calls L_RL and L_SPR, from a batch of sequences to losses per sample.
 
-Single-agent and pure. Shapes: B batch, T targets, F views that gradients reach, A actions, Z atoms.
+Single-agent and pure. Shapes: B batch, T targets, A actions, Z atoms, D projection; latents z are [B, H, W, C].
 """
 
 import math
@@ -10,21 +10,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from spr.augment import Views, places_of
+from spr.aux_losses import aux_loss, cosine, uniformity, unit
 from spr.config import Config
-from spr.draws import Draws
-from spr.networks import Networks, Noise, scale_gradient
+from spr.networks import Networks, Noise
+from spr.ops import scale_gradient, take_action
 from spr.replay import Batch
-from spr.representations import cosine, representation, uniformity, unit
+from spr.rng import Draws
 
 _PROBABILITY_FLOOR = 1e-6
 
 
-class Terms(NamedTuple):
+class LossOutput(NamedTuple):
     """What the objective gives for each sequence of a batch."""
 
     losses: dict[str, Tensor]  # [B] each, one per weight of the configuration
-    surprise: Tensor  # [B] how far prediction and target are apart: the new priority, before its exponent
-    watched: dict[str, Tensor]  # scalars to look at while training
+    raw_priority: Tensor  # [B] how far prediction and target are apart: the new priority, before its exponent
+    metrics: dict[str, Tensor]  # scalars to look at while training
 
 
 def project_distribution(atoms: Tensor, probabilities: Tensor, support: Tensor) -> Tensor:
@@ -32,6 +34,7 @@ def project_distribution(atoms: Tensor, probabilities: Tensor, support: Tensor) 
 
     Written as a sum of triangular kernels: an atom shares its mass between its two neighbours by distance.
     """
+    assert (atoms.dim(), probabilities.dim(), support.dim()) == (2, 2, 1)
     spacing = (support[-1] - support[0]) / (len(support) - 1)  # neighbouring atoms are rounded, their ends are not
     clipped = atoms.clamp(support[0], support[-1])
     share = (1 - (clipped[:, None, :] - support[None, :, None]).abs() / spacing).clamp(0, 1)  # [B, Z, Z]
@@ -40,17 +43,20 @@ def project_distribution(atoms: Tensor, probabilities: Tensor, support: Tensor) 
 
 def cross_entropy(target: Tensor, logits: Tensor) -> Tensor:
     """Return - sum over atoms of target * log softmax(logits), [B]."""
+    assert target.dim() == logits.dim() == 2
     return -(target * logits.log_softmax(-1)).sum(-1)
 
 
 def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
     """Return KL(target || softmax(logits)), [B], with the target clamped so that its logarithm exists."""
+    assert target.dim() == logits.dim() == 2
     floored = target.clamp(_PROBABILITY_FLOOR, 1)
     return (floored * (floored.log() - logits.log_softmax(-1))).sum(-1)
 
 
 def spread(x: Tensor) -> Tensor:
     """Return 1 - |mean of unit vectors|^2 over [B, D]: 0 when all point one way, that is when they have collapsed."""
+    assert x.dim() == 2
     return 1 - unit(x).mean(0).square().sum()
 
 
@@ -63,113 +69,105 @@ def huber(error: Tensor) -> Tensor:
 class Objective(nn.Module):
     """The losses of one agent; where it has no target networks, the online ones are their own targets."""
 
-    def __init__(self, config: Config, online: Networks, averaged: Networks | None, copied: Networks | None) -> None:
+    def __init__(self, config: Config, online: Networks, ema: Networks | None, target: Networks | None) -> None:
         """Take the online networks, the moving average of the encoder, and the RL target network if there is one."""
         super().__init__()
-        self.online, self.averaged, self.copied = online, averaged, copied
+        self.online, self.ema, self.target = online, ema, target
         self.config = config
-        self.representation = representation(config.learner.representation) if config.targets else None
+        self.places = places_of(config)
+        self.aux_loss = aux_loss(config.learner.aux_loss) if config.target_offsets else None
 
-    def forward(self, batch: Batch, obs: tuple[Tensor, Tensor], draws: Draws) -> Terms:
-        """Return the losses of a batch, seen in the views that gradients reach, [F, B, ...], and in the others."""
-        first, others = obs
-        views, rows = first.shape[:2]
-        z = self.online.encoder(first.flatten(0, 1), _masks(draws.keep, slice(0, views))).unflatten(0, (views, rows))
+    def forward(self, batch: Batch, views: Views, draws: Draws) -> LossOutput:
+        """Encode the views of a batch and return its losses."""
+        places, stop_gradient = self.places, self.config.learner.stop_gradient
+        z = _encode(self.online, views.with_grad, draws.dropout, slice(0, places.with_grad))
         with torch.no_grad():
-            z_targets, z_n = self._others(others, draws.keep, views)
-        rl, surprise, value = self._rl(z[0], batch, z_n, others[-1], draws)
-        losses, watched = {"rl": rl}, {"value": value}
-        if self.config.targets:
-            lead = 1 if self.config.augment.rl else 2  # the last of these views is what the representation starts from
-            if not self.config.learner.stop_gradient:
-                z_targets = z[lead:].flatten(0, 1)
-            learnt, seen = self._representation(z[lead - 1], batch, z_targets)
-            losses |= learnt
-            watched |= seen
-        return Terms(losses, surprise, watched)
+            z_targets, z_bootstrap = self._encode_fixed(views.without_grad, draws.dropout)
+        bootstrap = views.without_grad[places.bootstrap - places.with_grad]
+        rl, raw_priority, value = self._rl_loss(z[places.obs], batch, z_bootstrap, bootstrap, draws)
+        losses, metrics = {"rl": rl}, {"value": value}
+        if self.aux_loss is not None:
+            targets = z_targets if stop_gradient else z[places.targets]
+            more_losses, more_metrics = self._aux_losses(z[places.anchor], batch, targets)
+            losses |= more_losses
+            metrics |= more_metrics
+        return LossOutput(losses, raw_priority, metrics)
 
-    def _others(self, obs: Tensor, keep: tuple[Tensor, ...], views: int) -> tuple[Tensor, Tensor]:
-        """Encode the targets by the target encoder, [T * B, ...], and the bootstrap by the online one, [B, ...].
+    def _encode_fixed(self, obs: Tensor, dropout: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Encode the targets by the target encoder, [T, B, ...], and the bootstrap by the online one, [B, ...].
 
         Where these are one network, one pass does it.
         """
-        last, rows = obs.shape[0] - 1, obs.shape[1]
-        if self.averaged is None:
-            z = self.online.encoder(obs.flatten(0, 1), _masks(keep, slice(views, None)))
-            return z[: last * rows], z[last * rows :]
-        targets = self.averaged.encoder(obs[:-1].flatten(0, 1), _masks(keep, slice(views, -1)))
-        return targets, self.online.encoder(obs[-1], _masks(keep, slice(-1, None)))
+        first, targets, bootstrap = self.places.with_grad, self.places.targets, self.places.bootstrap
+        if self.ema is None:
+            z = _encode(self.online, obs, dropout, slice(first, first + len(obs)))
+            return z[: bootstrap - first], z[bootstrap - first]
+        z_targets = _encode(self.ema, obs[: targets.stop - first], dropout, targets)
+        z_bootstrap = _encode(self.online, obs[bootstrap - first :], dropout, slice(bootstrap, bootstrap + 1))
+        return z_targets, z_bootstrap[0]
 
-    def _rl(
-        self, z: Tensor, batch: Batch, z_n: Tensor, bootstrap: Tensor, draws: Draws
+    def _rl_loss(
+        self, z: Tensor, batch: Batch, z_bootstrap: Tensor, bootstrap: Tensor, draws: Draws
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """n-step Q-learning (Mnih et al. 2015; van Hasselt et al. 2016): losses, surprises [B], mean value."""
+        """n-step Q-learning (Mnih et al. 2015; van Hasselt et al. 2016): losses and raw priorities [B], mean value."""
         online = self.online
         with torch.no_grad():
-            chosen_by, valued_by = self._next(z_n, bootstrap, draws)
+            chosen_by, valued_by = self._bootstrap_outputs(z_bootstrap, bootstrap, draws)
             best = online.q_values(chosen_by).argmax(-1)  # [B]
-            following = take(valued_by, best)  # [B, Z]
+            following = take_action(valued_by, best)  # [B, Z]
         # Dueling networks' convention: two streams flow back into the encoder, so each counts 1/sqrt(2).
         flat = z.flatten(1)
         flat = scale_gradient(flat, 1 / math.sqrt(2)) if online.head.streams == 2 else flat
         outputs = online.head(flat, _first(draws.noise))[0]
-        predicted = take(outputs, batch.actions[:, 0])  # [B, Z]
+        predicted = take_action(outputs, batch.actions[:, 0])  # [B, Z]
         value = online.q_values(predicted.detach()).mean()
         returns, discount = batch.returns[:, None], batch.discount[:, None]
         if not online.categorical:
             error = (predicted - (returns + discount * following)).squeeze(-1)
             return huber(error), error.detach().abs(), value
         with torch.no_grad():
-            support = online.support.to(z.dtype)
+            support = online.support
             target = project_distribution(returns + discount * support, following.softmax(-1), support)
         return cross_entropy(target, predicted), kl_divergence(target, predicted.detach()), value
 
-    def _next(self, z_n: Tensor, bootstrap: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def _bootstrap_outputs(self, z: Tensor, obs: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """Return the outputs [B, A, Z] at the bootstrap that choose the action, and those that value it."""
-        if self.copied is None:
+        if self.target is None:
             # The target network is the online one (update period 1) under noise of its own.
-            outputs = self.online.head(z_n.flatten(1), draws.noise)
+            outputs = self.online.head(z.flatten(1), draws.noise)
             choosing, valuing = outputs[0], outputs[-1]
         else:
-            choosing = self.online.head(z_n.flatten(1), _first(draws.noise))[0]
-            copied = self.copied.encoder(bootstrap, _masks(draws.keep, slice(-1, None))).flatten(1)
-            valuing = self.copied.head(copied, _last(draws.noise))[0]
-        return (choosing if self.config.learner.double else valuing), valuing
+            choosing = self.online.head(z.flatten(1), _first(draws.noise))[0]
+            place = slice(self.places.bootstrap, self.places.bootstrap + 1)
+            target = _encode(self.target, obs[None], draws.dropout, place)[0]
+            valuing = self.target.head(target.flatten(1), _last(draws.noise))[0]
+        return (choosing if self.config.learner.double_q else valuing), valuing
 
-    def _representation(
-        self, z: Tensor, batch: Batch, z_targets: Tensor
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _aux_losses(self, z: Tensor, batch: Batch, z_targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compare predicted projections with those of the targets; predict by rolling the transition model forward."""
         online, rows = self.online, z.shape[0]
-        steps = len(self.config.targets)
-        target = (self.averaged or online).project(z_targets.flatten(1)).unflatten(0, (steps, rows))
+        steps = len(self.config.target_offsets)
+        target = (self.ema or online).project(z_targets.flatten(0, 1).flatten(1)).unflatten(0, (steps, rows))
         if self.config.learner.stop_gradient:
             target = target.detach()
         predicted = [z]
-        if self.config.transition:
-            planes = online.transition.planes(batch.actions.T.flatten()).unflatten(0, (steps, rows))
+        if self.config.has_model:
+            bias = online.transition.action_bias(batch.actions.T.flatten()).unflatten(0, (steps, rows))
             for k in range(steps):
-                predicted.append(online.transition(predicted[-1], planes[k]))
+                predicted.append(online.transition(predicted[-1], bias[k]))
             predicted = predicted[1:]
         projected = online.project(torch.cat([latent.flatten(1) for latent in predicted]))  # [T * B, D]
         y = online.predict(projected).unflatten(0, (steps, rows))
-        assert self.representation is not None
-        losses = {self.config.learner.representation: self.representation(y, target, batch.mask)}
+        assert self.aux_loss is not None
+        losses = {self.config.learner.aux_loss: self.aux_loss(y, target, batch.mask)}
         if "uniformity" in self.config.weights:
             losses["uniformity"] = uniformity(projected.unflatten(0, (steps, rows))).expand(rows)
         alike = cosine(y.detach(), target.detach()).T  # [B, T]
-        watched = {
+        metrics = {
             "cosine": (alike * batch.mask).sum() / batch.mask.sum().clamp(min=1),
             "spread": spread(target[0].detach()),
         }
-        return losses, watched
-
-
-def take(logits: Tensor, action: Tensor) -> Tensor:
-    """Return the row [B, Z] of the given actions [B] from all actions' [B, A, Z]."""
-    # Not by an index: its gradient would be added atomically, and a GPU's compiler has read a row from the wrong place.
-    chosen = action[:, None] == torch.arange(logits.shape[1], device=action.device)  # [B, A]
-    return torch.where(chosen[..., None], logits, 0).sum(1)
+        return losses, metrics
 
 
 def _first(noise: Noise) -> Any:
@@ -182,13 +180,17 @@ def _last(noise: Noise) -> Any:
     return tree_map(lambda e: e[-1:], noise)
 
 
-def _masks(keep: tuple[Tensor, ...], which: slice) -> tuple[Tensor, ...]:
-    """Select the dropout masks [O, B, H, W, C] of some observations, flattened to the encoder's batch."""
-    return tuple(mask[which].flatten(0, 1) for mask in keep)
+def _encode(networks: Networks, obs: Tensor, dropout: tuple[Tensor, ...], which: slice) -> Tensor:
+    """Encode views [O, B, ...] in one pass, under the dropout masks [all views, B, H, W, C] of these."""
+    masks = tuple(mask[which].flatten(0, 1) for mask in dropout)
+    z: Tensor = networks.encoder(obs.flatten(0, 1), masks)
+    parts: Tensor = z.unflatten(0, obs.shape[:2])
+    return parts
 
 
 def importance_weighted(losses: dict[str, Tensor], weights: dict[str, float], importance: Tensor) -> Tensor:
     """Return the scalar to minimise: mean over the batch of importance * sum of weighted losses."""
+    assert importance.dim() == 1
     if losses.keys() != weights.keys():
         raise KeyError(f"losses {sorted(losses)} do not match their weights {sorted(weights)}")
     return (importance * sum(weights[name] * loss for name, loss in losses.items())).mean()

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spr.config import Config, from_dict
-from spr.envs import rom_of
 from spr.errors import UserError
 from spr.games import ale_rom
+from spr.presets import current_name
+from spr.roms import rom_of
 from spr.runs import Run, description, read_text
 
 
@@ -40,7 +41,7 @@ def _holds(path: Path, name: str, asked: Mapping[str, Any]) -> bool:
     """
     try:
         data = json.loads(read_text(path / name))
-        made = data | {"config": from_dict(data["config"])}
+        made = data | {"config": from_dict(data["config"]), "preset": current_name(data["preset"])}
         rom = ale_rom(data["game"])
         for rules in ("environment", "protocol"):
             if rules in made and rom is not None:

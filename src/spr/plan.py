@@ -7,20 +7,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from spr import matching, runs
 from spr.config import Config, parse_override
 from spr.envs import make
 from spr.errors import UserError
+from spr.fleet import fleet_memory, largest_fleet
 from spr.games import reference_table
-from spr.machine import device_name, free_memory
+from spr.hardware import device_name
 from spr.presets import preset_config
-from spr.replay import memory_needed
 
 LARGEST_FLEET = 10  # of a sweep, unless asked for more: larger ones gain little per agent (docs/performance.md)
-# Beside the replay, from `spr bench` on pong: of PyTorch on a GPU, and of the whole process on a CPU.
-_BESIDE = {"cuda": (360 * 2**20, 290 * 2**20), "cpu": (370 * 2**20, 210 * 2**20)}  # once, and per agent
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Job:
 
     def __str__(self) -> str:
         """Name it for a person."""
-        return f"{self.preset} on {self.game}, seed{'s' * (len(self.seeds) > 1)} {_shortly(self.seeds)}"
+        return f"{self.preset} on {self.game}, {_shortly(self.seeds)}"
 
 
 @dataclass(frozen=True)
@@ -104,32 +103,14 @@ def plan(
             raise UserError(f"the {what} {twice} is given twice")
     jobs = []
     for game in games:
-        make(game, 1).close()  # an unknown game is refused in the words of its owner
         for preset in presets:
             whole = Job(preset, game, tuple(seeds))
             config = settings.config(whole)
-            size = min(largest, fitting(config, settings.device, together)) if together else largest
+            make(game, 1, obs=config.observation).close()  # an unknown game is refused in the words of its owner
+            size = min(largest, largest_fleet(config, settings.device, together)) if together else largest
             fleets = math.ceil(len(seeds) / size)
             jobs += [Job(preset, game, part) for part in _parts(whole.seeds, fleets)]
     return jobs
-
-
-def fitting(config: Config, device: torch.device, together: int) -> int:
-    """Return how many agents each of several fleets may have, to fit into the memory that is free now."""
-    free = free_memory(device) // together
-    one, two = (memory(config, agents, device) for agents in (1, 2))
-    if one > free:
-        raise UserError(
-            f"one agent takes about {one / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free for it on the "
-            f"{device.type}: set a smaller replay.capacity"
-        )
-    return 1 + (free - one) // (two - one)
-
-
-def memory(config: Config, agents: int, device: torch.device) -> int:
-    """Return about how many bytes a fleet takes on a device."""
-    once, each = _BESIDE[device.type]
-    return once + agents * each + memory_needed(config, agents)
 
 
 def unfinished(jobs: Iterable[Job], settings: Settings) -> list[Job]:
@@ -150,24 +131,24 @@ class Rates:
         here = settings.device.type != "cuda" or torch.cuda.is_available()
         name = device_name(settings.device) if here else None
         self._steps: dict[str, dict[int, list[float]]] = {}  # by preset and fleet: seconds per step
-        self._judging: list[float] = []  # seconds of evaluation per agent
+        self._eval_seconds: list[float] = []  # seconds of evaluation per agent
         for job in jobs:
             for seed in job.seeds:
                 self._learn(job.preset, runs.result(settings.folder(job, seed)), name)
         rows = [row for row in reference_table("rates") if row["device"] == name]
         self._known = {int(row["agents"]): float(row["step_ms"]) / 1e3 for row in rows}
-        self._known_judging = [float(row["evaluation_s_per_agent"]) for row in rows]
+        self._known_eval_seconds = [float(row["evaluation_s_per_agent"]) for row in rows]
 
     def cost(self, job: Job) -> Cost:
         """Return what a job is expected to take; methods that never ran here as long as SPR."""
         config, agents = self._settings.config(job), len(job.seeds)
-        need = memory(config, agents, self._settings.device)
+        need = fleet_memory(config, agents, self._settings.device)
         seen = {size: median(found) for size, found in self._steps.get(job.preset, {}).items()} or self._known
-        judging = self._judging or self._known_judging
-        if not seen or not judging:
+        eval_seconds = self._eval_seconds or self._known_eval_seconds
+        if not seen or not eval_seconds:
             return Cost(None, need)
         training = config.schedule.steps * _between(seen, agents)
-        return Cost(training + agents * median(judging) * config.evaluation.episodes / 100, need)
+        return Cost(training + agents * median(eval_seconds) * config.evaluation.episodes / 100, need)
 
     def _learn(self, preset: str, result: dict[str, Any] | None, device: str | None) -> None:
         if result is None or device not in (None, result.get("device")):
@@ -176,7 +157,7 @@ class Rates:
             together = int(result["agents_together"])
             sizes = self._steps.setdefault(preset, {})
             sizes.setdefault(together, []).append(result["train_seconds"] / result["steps"])
-            self._judging.append(result["eval_seconds"] / together * 100 / len(result["episodes"]))
+            self._eval_seconds.append(result["eval_seconds"] / together * 100 / len(result["episodes"]))
         except (ValueError, KeyError, TypeError, ZeroDivisionError):
             return  # no measurement; what is wrong with a result is the report's to say
 
@@ -184,13 +165,7 @@ class Rates:
 def _between(seen: dict[int, float], agents: int) -> float:
     """Interpolate between measured fleets; above the largest, time grows with the number of agents."""
     sizes = sorted(seen)
-    if agents >= sizes[-1]:
-        return seen[sizes[-1]] * agents / sizes[-1]
-    if agents <= sizes[0]:
-        return seen[sizes[0]]
-    low = max(size for size in sizes if size <= agents)
-    high = min(size for size in sizes if size > agents)
-    return seen[low] + (seen[high] - seen[low]) * (agents - low) / (high - low)
+    return float(np.interp(agents, sizes, [seen[size] for size in sizes])) * max(1.0, agents / sizes[-1])
 
 
 def _parts(seeds: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
@@ -202,5 +177,5 @@ def _parts(seeds: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
 
 def _shortly(seeds: Sequence[int]) -> str:
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
-        return f"{seeds[0]}-{seeds[-1]}"
-    return " ".join(map(str, seeds))
+        return f"seeds {seeds[0]}-{seeds[-1]}"
+    return runs.seeds_text(seeds)

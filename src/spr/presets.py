@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from spr.config import Config
 from spr.errors import UserError, did_you_mean
+from spr.games import game_names
 
 Changes = dict[str, int | float | bool | str]
 
@@ -15,14 +16,16 @@ class Preset(NamedTuple):
     summary: str
     changes: Changes
     by_game: Mapping[str, Changes] = {}
+    figure: str = ""  # of the paper that it is a point of: "depth", "ema" or "ema_noaug"
+    x: float = 0.0  # its place there
 
 
 _NO_AUGMENTATION: Changes = {"augment.shift": 0, "augment.intensity": 0.0}
-_NO_SPR: Changes = {"learner.spr_weight": 0.0, "learner.depth": 0}
-_NO_STOP: Changes = {"learner.stop_gradient": False, "learner.tau": 0.0}
-_SPR_NOAUG: Changes = _NO_AUGMENTATION | {"network.dropout": 0.5, "learner.tau": 0.99}
+_NO_SPR: Changes = {"learner.aux_weight": 0.0, "learner.depth": 0}
+_NO_STOP: Changes = {"learner.stop_gradient": False, "learner.ema_decay": 0.0}
+_SPR_NOAUG: Changes = _NO_AUGMENTATION | {"network.dropout": 0.5, "learner.ema_decay": 0.99}
 _AUTHORS: Changes = {"replay.ends": "first"}
-_CONTRASTIVE: Changes = {"learner.representation": "contrastive"}
+_CONTRASTIVE: Changes = {"learner.aux_loss": "contrastive"}
 
 
 def _ahead(depth: int) -> Changes:
@@ -30,7 +33,7 @@ def _ahead(depth: int) -> Changes:
 
     Else "deeper is better" would partly mean "more weight is better".
     """
-    return {"learner.depth": depth, "learner.spr_weight": 10 / max(depth, 1)}
+    return {"learner.depth": depth, "learner.aux_weight": 10 / max(depth, 1)}
 
 
 _DER: Changes = (
@@ -38,10 +41,10 @@ _DER: Changes = (
     | _NO_AUGMENTATION
     | {
         "network.encoder": "data_efficient",
-        "network.noise": 0.1,
+        "network.noisy_sigma0": 0.1,
         "replay.n_step": 20,
         "learner.target_period": 2_000,
-        "schedule.random_steps": 1_600,
+        "schedule.learning_starts": 1_600,
         "schedule.updates_per_step": 1,
     }
 )
@@ -52,10 +55,10 @@ _OTRAINBOW: Changes = (
         "network.noisy": False,
         "network.dueling": False,
         "replay.n_step": 3,
-        "learner.double": False,
+        "learner.double_q": False,
         "learner.target_period": 500,
         "learner.learning_rate": 6.25e-5,
-        "schedule.random_steps": 20_000,
+        "schedule.learning_starts": 20_000,
         "schedule.updates_per_step": 8,
         "schedule.epsilon_start": 1.0,
         "schedule.epsilon_end": 0.01,
@@ -64,9 +67,9 @@ _OTRAINBOW: Changes = (
 )
 _DRQ: Changes = _NO_SPR | {
     "network.noisy": False,
-    "replay.exponent": 0.0,  # every priority is 1: uniform replay
-    "learner.value": "huber",
-    "schedule.random_steps": 1_600,
+    "replay.priority_exponent": 0.0,  # every priority is 1: uniform replay
+    "learner.rl_loss": "huber",
+    "schedule.learning_starts": 1_600,
     "schedule.updates_per_step": 1,
     "schedule.epsilon_start": 1.0,
     "schedule.epsilon_end": 0.1,
@@ -75,12 +78,12 @@ _DRQ: Changes = _NO_SPR | {
 }
 _CURL: Changes = _DER | {
     "augment.shift": 4,
-    "augment.crop": 80,
+    "augment.crop_margin": 4,
     "augment.rl": False,
     "network.projection": "mlp",
-    "learner.representation": "bilinear",
-    "learner.spr_weight": 1.0,
-    "learner.tau": 0.999,
+    "learner.aux_loss": "bilinear",
+    "learner.aux_weight": 1.0,
+    "learner.ema_decay": 0.999,
 }
 _DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10)
 _TAUS = (0.999, 0.9976, 0.9944, 0.9867, 0.9684, 0.925, 0.8222, 0.5783, 0.0)
@@ -101,11 +104,11 @@ _METHODS: Mapping[str, Preset] = {
     "curl": Preset(
         "CURL: Data-Efficient Rainbow with a contrastive loss between crops (Laskin et al. 2020)",
         _CURL,
-        {game: {"learner.spr_weight": 0.01} for game in ("pong", "boxing", "private_eye", "freeway")},
+        {game: {"learner.aux_weight": 0.01} for game in ("pong", "boxing", "private_eye", "freeway")},
     ),
     "spr_1step": Preset("SPR that predicts a single step ahead", _ahead(1)),
     "spr_nontemporal": Preset("SPR between two views of the same state, without a transition model", _ahead(0)),
-    "spr_quadratic": Preset("SPR with squared distances instead of cosines", {"learner.representation": "quadratic"}),
+    "spr_quadratic": Preset("SPR with squared distances instead of cosines", {"learner.aux_loss": "quadratic"}),
     "spr_noprojection": Preset(
         "SPR on the latents themselves: no projection, no predictor", {"network.projection": "none"}
     ),
@@ -123,13 +126,20 @@ _METHODS: Mapping[str, Preset] = {
         "SPR with a loss that spreads projections over the sphere", {"learner.uniformity_weight": 5.0}
     ),
 }
-_DEPTH_FIGURE = {f"spr_k{k}": Preset(f"depth figure: SPR that predicts {k} ahead", _ahead(k)) for k in _DEPTHS}
+_DEPTH_FIGURE = {
+    f"spr_k{k}": Preset(f"depth figure: SPR that predicts {k} ahead", _ahead(k), figure="depth", x=k) for k in _DEPTHS
+}
 _WITH_AND_WITHOUT: tuple[tuple[str, str, Changes], ...] = (
     ("", "", {}),
     ("_noaug", ", without augmentation", _SPR_NOAUG),
 )
 _EMA_FIGURE = {
-    f"spr_tau_{tau:g}{suffix}": Preset(f"target-encoder figure: tau {tau:g}{words}", changes | {"learner.tau": tau})
+    f"spr_ema_{tau:g}{suffix}": Preset(
+        f"target-encoder figure: tau {tau:g}{words}",
+        changes | {"learner.ema_decay": tau},
+        figure=f"ema{suffix}",
+        x=tau,
+    )
     for suffix, words, changes in _WITH_AND_WITHOUT
     for tau in _TAUS
 }
@@ -137,10 +147,30 @@ _EMA_FIGURE = {
 PRESETS: Mapping[str, Preset] = {**_METHODS, **_DEPTH_FIGURE, **_EMA_FIGURE}
 
 
+def current_name(name: str) -> str:
+    """Return the present name of a preset in a file: up to 0.7 those of the target-encoder figure were spr_tau_..."""
+    return name.replace("spr_tau_", "spr_ema_", 1) if name.startswith("spr_tau_") else name
+
+
 def preset_config(name: str, game: str | None = None) -> Config:
     """Return the full configuration of a preset, as it is for most games or for the given one."""
+    if name not in PRESETS and current_name(name) in PRESETS:
+        raise UserError(f"preset '{name}' is called '{current_name(name)}' now")
     if name not in PRESETS:
         hint = did_you_mean(name, PRESETS) or "; 'spr presets' lists them"
         raise UserError(f"unknown preset '{name}'{hint}")
     preset = PRESETS[name]
     return Config().override({**preset.changes, **preset.by_game.get(game or "", {})})
+
+
+PROTOCOL_FIELDS = ("schedule.steps", "evaluation.episodes", "evaluation.epsilon")  # the benchmark's, not the method's
+
+
+def is_atari_100k(preset: str, game: str, config: Config) -> bool:
+    """Say whether a configuration follows Atari 100k: its games, budget, observations and evaluation.
+
+    A method may prescribe its own epsilon in evaluation, as DrQ does; any other difference is another protocol.
+    """
+    usual = preset_config(preset, game) if preset in PRESETS else Config()
+    as_usual = all(config.value(name) == usual.value(name) for name in PROTOCOL_FIELDS)
+    return as_usual and game in game_names() and config.observation == usual.observation

@@ -1,28 +1,31 @@
-"""Owns what a fleet remembers: rings of frames, actions, rewards and priorities on the device, and drawing from them.
+"""Owns what a fleet remembers: rings of frames, actions, rewards and priorities on the device, and sampling from them.
 
 A slot holds one environment step: the newest frame of its observation, whether that frame begins an episode, the action
-taken and the clipped reward received. "Begins an episode" is all that termination leaves behind: returns, masks and
-stacks stop where a later slot begins. Sequences that would cross a truncation never become eligible.
-Shapes: S agents, C slots, B batch, O observations, T targets, K depth, L consecutive frames of a sequence.
+taken and the clipped reward received. Only `is_first` is stored: returns, masks and frame stacks are cut at the next
+`is_first`. Sequences that would cross a truncation never become eligible.
+Shapes: S agents, N slots, B batch, O observations, T targets, K depth, L consecutive frames of a sequence; frames are
+[C, H, W] (channels, height, width).
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spr.config import SIDE, STACK, Config
+from spr.augment import views_of
+from spr.config import Config
 
 _WEIGHT_EPS = 1e-5
 
 
 class Batch(NamedTuple):
-    """Sequences drawn for one update; discount and mask carry termination, no loss sees an end."""
+    """Sequences sampled for one update; discount and mask carry termination, no loss sees an end."""
 
     start: Tensor  # [S, B] slot of s_t
-    frames: Tensor  # [S, B, L, 84, 84] uint8, from 3 before s_t to the horizon; the bootstrap's own may follow
-    visible: Tensor  # [S, B, O, 4] 0 where a stacked frame is from before the observation's episode
+    frames: Tensor  # [S, B, L, C, H, W] uint8, from the stack of s_t to the horizon; the bootstrap's own may follow
+    visible: Tensor  # [S, B, O, stack] 0 where a stacked frame is from before the observation's episode
     actions: Tensor  # [S, B, max(K, 1)] a_t ...
     returns: Tensor  # [S, B] n-step return
     discount: Tensor  # [S, B] gamma^n, or 0 when the episode ended within n steps (see `replay.ends`)
@@ -37,82 +40,86 @@ class Replay:
         """Take the device memory for all agents at once."""
         self.capacity = min(config.replay.capacity, config.schedule.steps)
         self._config = config
-        shape = (agents, self.capacity)
+        stack, shape = config.observation.stack, (agents, self.capacity)
         self._count = torch.zeros(1, dtype=torch.int64, device=device)  # environment steps appended so far, per agent
-        self.frames = torch.zeros(*shape, SIDE, SIDE, dtype=torch.uint8, device=device)
-        # The same memory in pieces of eight pixels: what is drawn is copied by these.
-        self._words = self.frames.flatten(2).view(torch.int64)
+        self.frames = torch.zeros(*shape, *config.observation.frame, dtype=torch.uint8, device=device)
+        # The same memory in words of eight pixels, where a frame is whole words: sampled frames are copied by these.
+        pixels = self.frames.flatten(2)
+        self._words = pixels.view(torch.int64) if pixels.shape[-1] % 8 == 0 else pixels
         self.actions = torch.zeros(shape, dtype=torch.int64, device=device)
         self.rewards = torch.zeros(shape, dtype=torch.float32, device=device)
-        self.first = torch.zeros(shape, dtype=torch.bool, device=device)
+        self.is_first = torch.zeros(shape, dtype=torch.bool, device=device)
         self.truncated = torch.zeros(shape, dtype=torch.bool, device=device)
-        # Leaves of a sum tree with two inner levels; its inner nodes are summed anew at each draw, in a fixed order.
+        # Leaves of a sum tree with two inner levels; its inner nodes are recomputed at each sampling, in a fixed order.
         self.fanout = next(f for f in range(2, self.capacity + 2) if f**3 >= self.capacity)
         self.priority = torch.zeros(agents, self.fanout**3, device=device)
 
         n_step = config.replay.n_step
-        self._window = torch.arange(1 - STACK, config.horizon + 1, device=device)
+        self._window = torch.arange(1 - stack, config.horizon + 1, device=device)
         self._first_only = config.replay.ends == "first"
-        self._ends_seen = min(max(config.targets, default=0), n_step - 1)
+        self._ends_seen = min(max(config.target_offsets, default=0), n_step - 1)
         # Observation o starts its stack at frame offsets[o] of the sequence.
-        steps = [steps for steps, _ in config.views]
+        views = views_of(config)
+        steps = [view.offset for view in views]
         if self._first_only:
-            steps[-1] = len(self._window)  # the bootstrap's own frames follow the sequence's
+            bootstrap = [view.role for view in views].index("bootstrap")
+            steps[bootstrap] = len(self._window)  # its own frames follow the sequence's
         self.offsets = torch.tensor(steps, device=device, dtype=torch.int32)
-        self._stack = torch.arange(STACK, device=device)
+        self._stack = torch.arange(stack, device=device)
         self._ahead = torch.arange(config.horizon + 1, device=device)
         self._crossed = torch.arange(n_step, device=device)
         self._powers = config.replay.gamma ** torch.arange(n_step + 1, device=device, dtype=torch.float32)
-        self._targets = slice(config.targets[0], config.targets[-1] + 1) if config.targets else slice(0, 0)
+        self._targets = slice(offsets[0], offsets[-1] + 1) if (offsets := config.target_offsets) else slice(0, 0)
         self._n_step, self._depth = n_step, max(config.learner.depth, 1)
         self._agent = torch.arange(agents, device=device)[:, None]
 
-    def keep(self, frame: Tensor) -> None:
-        """Keep what every agent sees, [S, 84, 84] uint8, where the step that is appended next will look for it.
+    def write_frame(self, frame: Tensor) -> None:
+        """Write the newest frame of every agent, [S, C, H, W] uint8, to the slot of the step that begins next.
 
-        It has a call of its own so that nothing that is compiled writes frames: to choose a kernel the compiler runs it
-        on copies of all that it writes, and this is gigabytes.
+        A call of its own, never compiled: to choose a kernel the compiler runs it on copies of all that it writes, and
+        the frames are gigabytes.
         """
         self.frames.index_copy_(1, self._count % self.capacity, frame[:, None])
 
-    def append(self, first: Tensor, action: Tensor) -> None:
-        """Add a step whose frame is kept: whether that begins an episode, [S], and what every agent does, [S].
+    def begin_step(self, is_first: Tensor, action: Tensor) -> None:
+        """Add a step whose frame is written: whether that begins an episode, [S], and every agent's action, [S].
 
-        A full ring forgets its oldest step. What comes of this one is not needed yet: a sequence ends with an
-        observation, so the one that becomes drawable now needs the frame of this step, and rewards and ends of earlier
-        ones only.
+        A full ring drops its oldest step. The reward may arrive later: the sequence that becomes sampleable now ends
+        with this frame and uses rewards and ends of earlier steps only.
         """
+        assert is_first.dim() == action.dim() == 1
         slot = self._count % self.capacity
-        self.first.index_copy_(1, slot, first[:, None])
+        self.is_first.index_copy_(1, slot, is_first[:, None])
         self.actions.index_copy_(1, slot, action[:, None])
-        # Starts whose own step or stacked frames are overwritten by this one can't be drawn any more.
+        # Starts whose own step or stacked frames are overwritten by this one can't be sampled any more.
         lost = (slot + self._stack) % self.capacity
         self.priority.index_copy_(1, lost, self.priority[:, lost] * (self._count < self.capacity))
-        # In the first steps no window is whole yet; what is written then is the zero that stands there already.
+        # The first windows are incomplete; the zero written then is already there.
         start = self._count - self._config.horizon
         crossed = self.truncated[:, (start + self._crossed) % self.capacity].any(1)
-        drawable = (~crossed & (start >= 0)).to(self.priority.dtype)
-        self.priority.index_copy_(1, start % self.capacity, drawable[:, None])
+        sampleable = (~crossed & (start >= 0)).to(self.priority.dtype)
+        self.priority.index_copy_(1, start % self.capacity, sampleable[:, None])
         self._count += 1
 
-    def settle(self, reward: Tensor, truncated: Tensor) -> None:
-        """Add what came of the last step, [S] each: the clipped reward, and whether the time limit was reached."""
+    def finish_step(self, reward: Tensor, truncated: Tensor) -> None:
+        """Add the outcome of the step that was begun, [S] each: the clipped reward, and whether the time was up."""
+        assert reward.dim() == truncated.dim() == 1
         slot = (self._count - 1) % self.capacity
         self.rewards.index_copy_(1, slot, reward[:, None])
         self.truncated.index_copy_(1, slot, truncated[:, None])
 
     def recent(self, agent: int) -> Tensor:
-        """Return an agent's frames from the oldest kept to the newest, [min(steps, C), 84, 84], on the host."""
+        """Return an agent's frames from the oldest kept to the newest, [min(steps, N), C, H, W], on the host."""
         return self.frames[agent, self._kept(self.steps)].to("cpu", copy=True)
 
-    def refill(self, frames: Tensor, first: Tensor, actions: Tensor, rewards: Tensor, truncated: Tensor) -> None:
-        """Take up where a memory was left: the frames it kept [S, ...], and everything else of all steps [S, steps]."""
+    def refill(self, frames: Tensor, is_first: Tensor, actions: Tensor, rewards: Tensor, truncated: Tensor) -> None:
+        """Restore a saved memory: the frames it kept [S, ...], and everything else of all steps [S, steps]."""
         steps = actions.shape[1]
         kept = self._kept(steps)
         past = torch.arange(steps - len(kept), steps)
         self.frames[:, kept] = frames.to(self.frames.device)
         for memory, all_of_it in (
-            (self.first, first),
+            (self.is_first, is_first),
             (self.actions, actions),
             (self.rewards, rewards),
             (self.truncated, truncated),
@@ -130,55 +137,57 @@ class Replay:
         return int(self._count)
 
     def sample(self, uniform: Tensor, beta: Tensor) -> Batch:
-        """Draw sequences with probability proportional to priority, by uniform numbers [S, B]; beta is a scalar."""
-        index = self._draw(uniform)
+        """Sample sequences with probability proportional to priority, by uniform numbers [S, B]; beta is a scalar."""
+        assert (uniform.dim(), beta.dim()) == (2, 0)
+        stack = len(self._stack)
+        index = self._descend(uniform)
         slots = (index[..., None] + self._window) % self.capacity  # [S, B, L]
         agent = self._agent[..., None]
-        going_on = ~self.first[agent, slots]  # [S, B, L], false where a frame begins an episode
+        not_first = ~self.is_first[agent, slots]  # [S, B, L], false where a frame begins an episode
         # alive[i]: no episode has begun at t+1 .. t+i, so step t+i still belongs to the episode of s_t.
-        later = going_on[..., STACK:]
-        lived = torch.where(later, later.shape[-1], self._ahead[:-1]).amin(-1, keepdim=True)
-        alive = (self._ahead <= lived).float()
+        later = not_first[..., stack:]
+        steps_alive = torch.where(later, later.shape[-1], self._ahead[:-1]).amin(-1, keepdim=True)
+        alive = (self._ahead <= steps_alive).float()
         n = self._n_step
         going = alive[..., n]
         if self._first_only:
             going = alive[..., 1]
-            valued = self._valued(index, lived)
-            slots, going_on = torch.cat([slots, valued], -1), torch.cat([going_on, ~self.first[agent, valued]], -1)
-        rewards = self.rewards[agent, slots[..., STACK - 1 : STACK - 1 + n]]
+            valued = self._valued(index, steps_alive)
+            slots, not_first = torch.cat([slots, valued], -1), torch.cat([not_first, ~self.is_first[agent, valued]], -1)
+        rewards = self.rewards[agent, slots[..., stack - 1 : stack - 1 + n]]
         priority = self.priority[self._agent, index]
         weight = (1 / (priority + _WEIGHT_EPS)) ** beta
         return Batch(
             start=index,
-            frames=self._words[agent, slots].view(torch.uint8).unflatten(-1, (SIDE, SIDE)),
-            visible=self._visible(going_on),
-            actions=self.actions[agent, slots[..., STACK - 1 : STACK - 1 + self._depth]],
+            frames=self._words[agent, slots].view(torch.uint8).unflatten(-1, self._config.observation.frame),
+            visible=self._visible(not_first),
+            actions=self.actions[agent, slots[..., stack - 1 : stack - 1 + self._depth]],
             returns=(rewards * alive[..., :n] * self._powers[:n]).sum(-1),
             discount=going * self._powers[n],
             mask=alive[..., self._targets],
             weight=weight / weight.amax(-1, keepdim=True),
         )
 
-    def _valued(self, index: Tensor, lived: Tensor) -> Tensor:
-        """Return the slots [S, B, 4] of the state that the authors' released code bootstraps from.
+    def _valued(self, index: Tensor, steps_alive: Tensor) -> Tensor:
+        """Return the slots [S, B, stack] of the state that the authors' released code bootstraps from.
 
         Its replay keeps only whether the first of the n steps was an end, so no later end cuts the target. An end among
         the steps that are predicted is noticed elsewhere, and what follows it replaced by the last state before it; an
         end after those is not noticed: the value is that of the next episode.
         """
-        ahead = torch.where(lived <= self._ends_seen, lived, self._n_step)  # [S, B, 1]
-        return (index[..., None] + ahead + self._stack - (STACK - 1)) % self.capacity
+        ahead = torch.where(steps_alive <= self._ends_seen, steps_alive, self._n_step)  # [S, B, 1]
+        return (index[..., None] + ahead + self._stack - (len(self._stack) - 1)) % self.capacity
 
-    def drawable(self) -> bool:
-        """Say whether every agent has a sequence to draw; it reads the device, so it is for once, not for each step."""
+    def can_sample(self) -> bool:
+        """Say whether every agent has a sequence to sample; it reads the device: call it once, not at each step."""
         return bool((self.priority.amax(1) > 0).all())
 
-    def reprioritise(self, index: Tensor, priority: Tensor, kept: Tensor) -> None:
-        """Set new priorities [S, B], but for agents that keep theirs [S].
+    def update_priorities(self, index: Tensor, priority: Tensor, frozen: Tensor) -> None:
+        """Set new priorities [S, B]; those of frozen agents [S] stay.
 
-        A start drawn twice takes the larger, whatever order the device writes in.
+        A start sampled twice takes the larger, whatever order the device writes in.
         """
-        priority = torch.where(kept[:, None], self.priority.gather(1, index), priority.to(self.priority.dtype))
+        priority = torch.where(frozen[:, None], self.priority.gather(1, index), priority.to(self.priority.dtype))
         self.priority.scatter_reduce_(1, index, priority, "amax", include_self=False)
 
     def check(self) -> None:
@@ -186,21 +195,21 @@ class Replay:
         assert self.priority.isfinite().all()
         assert (self.priority >= 0).all()
         assert not self.priority[:, self.capacity :].any()
-        drawable = self.priority[:, : self.capacity] > 0
-        newest = torch.arange(max(self.steps - self._config.horizon, 0), self.steps, device=drawable.device)
-        assert not drawable[:, newest % self.capacity].any(), "a start whose window is not written yet can be drawn"
+        sampleable = self.priority[:, : self.capacity] > 0
+        newest = torch.arange(max(self.steps - self._config.horizon, 0), self.steps, device=sampleable.device)
+        assert not sampleable[:, newest % self.capacity].any(), "a start whose window is not written yet can be sampled"
 
-    def _visible(self, going_on: Tensor) -> Tensor:
-        """Return [S, B, O, 4]: a stacked frame is visible while no later frame of the stack begins an episode."""
-        stacks = going_on.unfold(-1, STACK, 1)[..., self.offsets, 1:].float()  # [S, B, O, 3]
+    def _visible(self, not_first: Tensor) -> Tensor:
+        """Return [S, B, O, stack]: a stacked frame is visible while no later frame of the stack begins an episode."""
+        stacks = not_first.unfold(-1, len(self._stack), 1)[..., self.offsets, 1:].float()  # [S, B, O, stack - 1]
         older = stacks.flip(-1).cumprod(-1).flip(-1)
         return F.pad(older, (0, 1), value=1.0)
 
-    def _draw(self, uniform: Tensor) -> Tensor:
-        """Descend the tree: at each level pick the child in whose share of the sum the number falls.
+    def _descend(self, uniform: Tensor) -> Tensor:
+        """Descend the sum tree: at each level pick the child in whose share of the sum the number falls.
 
-        Scans run over rows of `fanout` values only: a scan over all leaves is summed in an order that CUDA does not
-        promise, and would draw differently from run to run.
+        Scans run over rows of `fanout` values only: a parallel scan over all leaves has an unspecified summation order,
+        and would sample differently from run to run.
         """
         f = self.fanout
         leaves = self.priority.double().view(-1, f, f, f)
@@ -226,5 +235,5 @@ def _pick(share: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def memory_needed(config: Config, agents: int) -> int:
     """Return the bytes that the rings of a fleet take."""
     capacity = min(config.replay.capacity, config.schedule.steps)
-    per_step = SIDE * SIDE + 8 + 4 + 1 + 1 + 4  # frame, action, reward, two flags, priority
+    per_step = math.prod(config.observation.frame) + 8 + 4 + 1 + 1 + 4  # frame, action, reward, two flags, priority
     return agents * capacity * per_step

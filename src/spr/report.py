@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from spr import figures, runs, tables
-from spr.errors import UserError
+from spr.errors import UserError, plural
 from spr.figures import Drawing
 from spr.page import Contents, page
-from spr.records import BENCHMARK, Reading, Record, read, with_equal_games
+from spr.results import BENCHMARK, Reading, Record, read, with_equal_games
 from spr.tables import Method, Table, methods_of
 
 DRAWS = 50_000  # replicates of a bootstrap
@@ -20,7 +20,7 @@ _SEED = 2021  # of the bootstrap: the same runs give the same page
 
 
 class Report(NamedTuple):
-    """What was written, and what a person should hear of it."""
+    """What was written, and messages for the user."""
 
     files: list[Path]
     left_out: list[str]
@@ -38,7 +38,7 @@ def write(paths: Sequence[Path], out: Path, draws: int = DRAWS) -> Report:
     files |= {out / f"{table.name}.csv": _csv(table) for table in [*contents.tables, *contents.others]}
     files[out / "runs.csv"] = _csv(tables.all_runs(reading.records))
     for path, data in files.items():
-        runs.bring(path, data)
+        runs.write_if_changed(path, data)
     return Report(list(files), reading.left_out, reading.notes)
 
 
@@ -61,7 +61,9 @@ def _contents(reading: Reading, draws: int) -> Contents:
         others.append(tables.other_games(f"other_{number}", name, mine, draws, random))
     games, seeds = len({r.game for r in records}), len({r.seed for r in records})
     kinds = len({r.method for r in records})
-    summary = f"{len(records)} runs: {_many(kinds, 'method')}, {_many(games, 'game')}, {_many(seeds, 'seed')}."
+    summary = (
+        f"{plural(len(records), 'run')}: {plural(kinds, 'method')}, {plural(games, 'game')}, {plural(seeds, 'seed')}."
+    )
     made.append(tables.wall_clock(records))
     return Contents(summary, reading.left_out, reading.notes, made, drawings, missing, others, records)
 
@@ -83,7 +85,7 @@ def _drawings(
     missing = [f"{title}: needs {needs}" for title, (found, needs) in wanted.items() if found is None]
     averages = figures.ema(methods)
     if not averages:
-        missing.append("Target encoder's average: needs two or more of spr_tau_0.999, spr_tau_0.9976, ...")
+        missing.append("Target encoder's average: needs two or more of spr_ema_0.999, spr_ema_0.9976, ...")
     return [*drawn, *(found for found, _ in wanted.values() if found is not None), *averages], missing
 
 
@@ -91,7 +93,3 @@ def _csv(table: Table) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(table.csv())
     return text.getvalue().encode()
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count > 1)}"

@@ -20,13 +20,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from spr import __version__
-from spr.config import STACK, Config, from_dict
+from spr import __version__, files
+from spr.config import Config, from_dict
 from spr.errors import UserError
-from spr.games import game_names, normalised
-from spr.networks import Networks, outputs_per_action
+from spr.games import normalised
+from spr.networks import Networks, num_actions_of
+from spr.presets import current_name, is_atari_100k
 
-_KNOWN = ("config.json", "metrics.jsonl", "times.jsonl", "agent.safetensors", "result.json", "fault.json", "fault.spr")
+DIVERGED_UPDATE = "diverged.safetensors"  # what reproduces the update by which a run diverged
+_DIVERGED = ("diverged.json", DIVERGED_UPDATE, "fault.json", "fault.spr")  # the last two up to 0.7
+_KNOWN = ("config.json", "metrics.jsonl", "times.jsonl", "agent.safetensors", "result.json", *_DIVERGED)
 _LARGEST_DESCRIPTION = 2**22  # bytes
 _MOST_ACTIONS = 4096
 LOGS = "logs"  # where a sweep's commands write what they say
@@ -46,10 +49,17 @@ class Run(NamedTuple):
     step: int | None = None  # after which its agent was saved; None where a file does not say
 
 
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Return 'seed 0', 'seeds 0 1'."""
+    return f"seed{'' if len(seeds) == 1 else 's'} {' '.join(map(str, seeds))}"
+
+
 def check_name(name: str | None) -> None:
     """Refuse a variant's name that is no plain name of a folder."""
     if name is not None and (not re.fullmatch(r"\w[\w.+=-]*", name) or name == LOGS):
-        raise UserError(f"--name is a folder's: letters, digits and . _ - + = only, and not '{LOGS}'; not '{name}'")
+        raise UserError(
+            f"--name must be a folder's name (letters, digits, . _ - + =) other than '{LOGS}', not '{name}'"
+        )
 
 
 def folder(out: Path, name: str, game: str, seed: int) -> Path:
@@ -62,9 +72,9 @@ def protocol(run: Run) -> dict[str, Any]:
 
     The name atari-100k is kept for exactly that benchmark: another budget, evaluation or game is another protocol.
     """
-    config, standard = run.config, Config()
-    judged = {
-        "stacked_frames": STACK,
+    config = run.config
+    rules = {
+        "stacked_frames": config.observation.stack,
         "stack_before_an_episode": "black",
         "learning_reward": "clipped to [-1, 1]",
         "learning_terminal": "lost life or game over; a lost life does not reset the game",
@@ -73,13 +83,8 @@ def protocol(run: Run) -> dict[str, Any]:
         "evaluation_epsilon": config.evaluation.epsilon,
         "evaluation_noise": False,
     }
-    benchmark = (
-        run.environment["name"] == "atari"
-        and run.game in game_names()
-        and config.schedule.steps == standard.schedule.steps
-        and config.evaluation == standard.evaluation
-    )
-    return run.environment | judged | ({"name": "atari-100k"} if benchmark else {})
+    benchmark = run.environment["name"] == "atari" and is_atari_100k(run.preset, run.game, config)
+    return run.environment | rules | ({"name": "atari-100k"} if benchmark else {})
 
 
 def refuse_taken(paths: Sequence[Path], overwrite: bool) -> None:
@@ -93,7 +98,7 @@ def refuse_taken(paths: Sequence[Path], overwrite: bool) -> None:
             raise _unusable(path, error) from error
         foreign = [name for name in found if not _ours(name)]
         if foreign:
-            raise UserError(f"{path} holds {foreign[0]}, which is no part of a run: choose another --out")
+            raise UserError(f"{path} holds {foreign[0]}, which does not belong to a run: choose another --out")
         if found and not overwrite:
             kind = "a finished" if "result.json" in found else "an unfinished"
             raise UserError(
@@ -172,30 +177,30 @@ def results(path: Path) -> list[Path]:
     return [path / name for name in (*kept, "result.json") if (path / name).is_file()]
 
 
-def bring(path: Path, data: bytes) -> None:
-    """Have a file here that was made elsewhere; nothing is written where elsewhere was here, or is shared."""
+def write_if_changed(path: Path, data: bytes) -> None:
+    """Store a file fetched from a worker, unless the same bytes are already there."""
     try:
         if path.is_file() and path.read_bytes() == data:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, data)
+        files.replace(path, data)
     except OSError as error:
         raise _unusable(path, error) from error
 
 
-def failed(path: Path) -> bool:
-    """Say whether a run's learning has failed."""
-    return (path / "fault.json").is_file()
+def diverged(path: Path) -> bool:
+    """Say whether a run's learning has diverged."""
+    return any((path / name).is_file() for name in _DIVERGED if name.endswith(".json"))
 
 
-def save_fault(run: Run, step: int) -> str:
-    """Write down that learning has failed, and return it as a line for a person."""
+def save_diverged(run: Run, step: int) -> str:
+    """Write down that learning has diverged, and return it as a line for a person."""
     line = (
-        f"seed {run.seed}: a loss or gradient was not finite in the updates after step {step:,}; this agent is "
-        f"stopped, and {run.path / 'fault.spr'} holds what makes it fail again"
+        f"seed {run.seed} diverged: a loss or gradient was not finite in the updates after step {step:,}; this agent "
+        f"is stopped, and {run.path / DIVERGED_UPDATE} holds the state before that update and its random numbers"
     )
     rewind(run, step - 1)
-    _write_json(run.path / "fault.json", {"step": step, "seed": run.seed, "message": line, "version": __version__})
+    _write_json(run.path / "diverged.json", {"step": step, "seed": run.seed, "message": line, "version": __version__})
     return line
 
 
@@ -206,7 +211,7 @@ def rewind(run: Run, step: int) -> None:
         if not path.exists():
             continue
         kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
-        _replace(path, "".join(line + "\n" for line in kept).encode())
+        files.replace(path, "".join(line + "\n" for line in kept).encode())
 
 
 def _step_of(line: str) -> float:
@@ -218,7 +223,7 @@ def _step_of(line: str) -> float:
 
 def _ours(name: str) -> bool:
     plain = name.removesuffix(".part")
-    return plain in _KNOWN or plain.removesuffix(".spr").startswith("checkpoint-")
+    return plain in _KNOWN or plain.startswith("checkpoint-")
 
 
 def create(runs: Sequence[Run]) -> None:
@@ -265,7 +270,7 @@ def save_agent(run: Run, params: dict[str, Tensor], step: int) -> None:
     """Store one agent's weights, and the step after which they are these."""
     plain = {name: p.detach().float().contiguous().cpu() for name, p in params.items()}
     # One entry only: the library writes several in any order, and equal runs have equal files.
-    _replace(run.path / "agent.safetensors", save(plain, {"step": str(step)}))
+    files.replace(run.path / "agent.safetensors", save(plain, {"step": str(step)}))
 
 
 def save_result(run: Run, episodes: Sequence[float], measured: dict[str, Any]) -> dict[str, Any]:
@@ -307,7 +312,7 @@ def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
             data = about | json.loads(read_text(path / "config.json") if path.is_dir() else about.get("spr", ""))
             run = Run(
                 path,
-                data["preset"],
+                current_name(data["preset"]),
                 data["game"],
                 int(data["seed"]),
                 from_dict(data["config"]),
@@ -331,13 +336,12 @@ def read_text(path: Path) -> str:
 
 def _check_weights(agent: Any, config: Config, size: int) -> None:
     """Compare an open file's tensors with what the configuration asks for."""
-    outputs = agent.get_slice("head.advantage.bias").get_shape()[0]
-    actions = max(1, outputs // outputs_per_action(config))
+    found = {name: agent.get_slice(name) for name in agent.keys()}  # noqa: SIM118
+    actions = max(1, num_actions_of(config, {name: piece.get_shape() for name, piece in found.items()}))
     if actions > _MOST_ACTIONS:
         raise UserError(f"an agent with {actions:,} actions is not believable")
     with torch.device("meta"):
         expected = {name: list(p.shape) for name, p in Networks(config, actions).named_parameters()}
-    found = {name: agent.get_slice(name) for name in agent.keys()}  # noqa: SIM118
     shapes = {name: piece.get_shape() for name, piece in found.items() if piece.get_dtype() == "F32"}
     if shapes != expected:
         wrong = sorted(name for name in found.keys() | expected.keys() if shapes.get(name) != expected.get(name))
@@ -353,14 +357,14 @@ def export(path: Path, target: Path) -> None:
         raise UserError(f"{path} is an exported agent already: copy it")
     if target.exists():
         raise UserError(f"{target} is there already: choose another name")
-    told = description(run)
+    described = description(run)
     if run.step is not None:
-        told["step"] = run.step
+        described["step"] = run.step
     if finished(path):
         result = json.loads(read_text(path / "result.json"))
-        told |= {name: result[name] for name in ("score", "human_normalised", "episodes", "protocol", "precision")}
+        described |= {name: result[name] for name in ("score", "human_normalised", "episodes", "protocol", "precision")}
     try:
-        _replace(target, save(weights, {"format": "pt", "spr": json.dumps(told)}))
+        files.replace(target, save(weights, {"format": "pt", "spr": json.dumps(described)}))
     except OSError as error:
         raise _unusable(target, error) from error
 
@@ -370,14 +374,4 @@ def _unusable(path: Path, error: OSError) -> UserError:
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:
-    _replace(path, (json.dumps(data, indent=1) + "\n").encode())
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write beside, flush to the disk, rename: a reader sees the old file or the new one, never a part."""
-    beside = path.with_name(path.name + ".part")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    files.replace(path, (json.dumps(data, indent=1) + "\n").encode())

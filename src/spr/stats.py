@@ -1,14 +1,15 @@
 """Owns the aggregates over games and runs: pure functions from scores to the numbers of tables, with intervals."""
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean
+from statistics import median as median_of
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spr.errors import UserError
-from spr.games import game_names, reference_scores, share
+from spr.games import game_names, normalise, reference_scores
 
 
 class Aggregates(NamedTuple):
@@ -27,9 +28,10 @@ def aggregate(scores: Mapping[str, float]) -> Aggregates:
     if missing:
         raise UserError(f"aggregates need all 26 games; missing: {', '.join(missing)}")
     human, dqn = (
-        [share(game, scores[game], reference_scores(by)[game]) for game in game_names()] for by in ("human", "dqn_50m")
+        [normalise(game, scores[game], reference_scores(by)[game]) for game in game_names()]
+        for by in ("human", "dqn_50m")
     )
-    return Aggregates(fmean(human), median(human), fmean(dqn), median(dqn), sum(value > 1 for value in human))
+    return Aggregates(fmean(human), median_of(human), fmean(dqn), median_of(dqn), sum(value > 1 for value in human))
 
 
 Scores = Sequence[NDArray[np.float64]]  # one array per game, its runs last; what comes before are replicates
@@ -49,7 +51,7 @@ def mean(scores: Scores) -> NDArray[np.float64]:
     return value
 
 
-def middle(scores: Scores) -> NDArray[np.float64]:
+def median(scores: Scores) -> NDArray[np.float64]:
     """Return the median over games of each game's mean over runs."""
     value: NDArray[np.float64] = np.median(_per_game(scores), -1)
     return value
@@ -96,7 +98,7 @@ Statistic = Callable[..., NDArray[np.float64]]  # of one or more sets of scores
 
 
 def replicates(statistic: Statistic, *sets: Scores, draws: int, random: np.random.Generator) -> NDArray[np.float64]:
-    """Return a statistic of sets of scores drawn anew: each game's runs with replacement, each set for itself."""
+    """Return a statistic of sets of scores resampled: each game's runs with replacement, each set for itself."""
     found = []
     for begin in range(0, draws, _PIECE):
         count = min(_PIECE, draws - begin)

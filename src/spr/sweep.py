@@ -17,9 +17,9 @@ from rich.text import Text
 
 from spr import runs
 from spr.display import StopRequest, clock
-from spr.machine import cores
+from spr.hardware import cores
 from spr.plan import Cost, Job, Rates, Settings, unfinished
-from spr.session import FAILED, INTERRUPTED
+from spr.runner import FAILED, INTERRUPTED
 
 _LOOK = 0.2  # seconds between two looks at the jobs
 # Set in the child itself: code between fork and exec is unsafe where the parent has threads. 1 is PR_SET_PDEATHSIG.
@@ -27,14 +27,14 @@ _CHILD = "import ctypes, sys; ctypes.CDLL(None).prctl(1, {signal}); from spr.cli
 
 
 class Event(NamedTuple):
-    """Something that became of a job."""
+    """A change in a job's state."""
 
     job: Job
     state: str  # running, done, failed or stopped
     reason: str = ""
 
 
-# What carries jobs out: yields what becomes of each, and None when there is nothing new. It looks at the wish to stop.
+# Runs jobs: yields each job's state changes, or None if nothing changed; polls the stop request.
 Engine = Callable[[Sequence[Job], Settings, StopRequest], Iterator[Event | None]]
 
 
@@ -165,7 +165,7 @@ class Overview:
             self._live.stop()
 
     def show(self, event: Event | None) -> None:
-        """Take notice of what became of a job, if anything did."""
+        """Record a job's new state, if any."""
         if event is not None:
             now = time.monotonic()
             if event.state == "running":
@@ -175,7 +175,7 @@ class Overview:
             self._states[event.job] = event
             self._most = max(self._most, len(self._in("running")))
             if not self._live:
-                self._console.print(f"{_said(event)}; {self.line()}", highlight=False, soft_wrap=True)
+                self._console.print(f"{_text(event)}; {self.line()}", highlight=False, soft_wrap=True)
         if self._live:
             self._live.update(Group(Text(self.line(), style="bold"), self._rows()), refresh=True)
 
@@ -191,15 +191,15 @@ class Overview:
     def _left(self) -> float | None:
         """Return the seconds until the end, as those that are done took, and expected where none is."""
         done = [self._took[event.job] for event in self._in("done")]
-        told = [self._cost[event.job] for event in self._in("done")]
+        expected_of_done = [self._cost[event.job] for event in self._in("done")]
         expected = {event.job: self._cost[event.job] for state in ("waiting", "running") for event in self._in(state)}
         each: dict[Job, float] = {job: cost for job, cost in expected.items() if cost is not None}
         if len(each) < len(expected):
             if not done:
                 return None
             each = dict.fromkeys(expected, fmean(done))
-        elif done and all(told):
-            slower = sum(done) / sum(cost for cost in told if cost is not None)
+        elif done and all(expected_of_done):
+            slower = sum(done) / sum(cost for cost in expected_of_done if cost is not None)
             each = {job: cost * slower for job, cost in each.items()}
         now = time.monotonic()
         left = [max(0.0, cost - (now - self._began.get(job, now))) for job, cost in each.items()]
@@ -223,12 +223,12 @@ class Overview:
         return "evaluating" if step == steps else f"{step:,} of {steps:,} steps"
 
 
-def _said(event: Event) -> str:
+def _text(event: Event) -> str:
     return f"{event.state}: {event.job}" + (f": {event.reason}" if event.reason else "")
 
 
 def outcome(jobs: Sequence[Job], settings: Settings) -> Table:
-    """Return a table of mean scores, games down and methods across, with how many of the runs each rests on."""
+    """Return a table of mean scores, games down and methods across, with the number of finished runs behind each."""
     scores: dict[tuple[str, str], list[float]] = {}
     planned: dict[tuple[str, str], int] = {}
     for job in jobs:

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spr import stats
-from spr.games import game_names, reference_scores, reference_table, share
+from spr.errors import plural
+from spr.games import game_names, normalise, reference_scores, reference_table
 from spr.presets import PRESETS
-from spr.records import Record
+from spr.results import Record
 
 PUBLISHED = {  # columns of the paper's per-game table, with their names for people
     "simple": "SimPLe",
@@ -24,12 +25,12 @@ PUBLISHED = {  # columns of the paper's per-game table, with their names for peo
 _MEASURED_SINCE = {"mean_100": "SPR, 100 runs", "jax_mean_49": "SPR in JAX, 49 runs"}  # by game, of the authors' codes
 _AGGREGATES = {
     "IQM": stats.iqm,
-    "median": stats.middle,
+    "median": stats.median,
     "mean": stats.mean,
     "optimality gap": stats.optimality_gap,
     "superhuman games": stats.superhuman,
 }
-_BY_DQN = {"mean, DQN-normalised": stats.mean, "median, DQN-normalised": stats.middle}
+_BY_DQN = {"mean, DQN-normalised": stats.mean, "median, DQN-normalised": stats.median}
 _TABLE_1 = ("mean", "median", *_BY_DQN, "superhuman games")  # what the paper has, in its order
 
 
@@ -40,7 +41,7 @@ class Cell(NamedTuple):
     low: float | None = None
     high: float | None = None
     digits: int = 3
-    small: str = ""  # said beside the value
+    note: str = ""  # shown beside the value
     best: bool = False
 
     def text(self) -> str:
@@ -55,9 +56,13 @@ class Cell(NamedTuple):
             return ""
         return f"{self.low:,.{self.digits}f} to {self.high:,.{self.digits}f}"
 
+    def beside(self) -> str:
+        """Return what is shown beside the value: interval and note."""
+        return " · ".join(part for part in (self.interval(), self.note) if part)
+
 
 class Table(NamedTuple):
-    """A table with its name in files, its title, what its columns mean, and what has to be known to read it."""
+    """A table with its name in files, its title, what its columns mean, and notes for the reader."""
 
     name: str
     title: str
@@ -65,8 +70,12 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[Cell]]
     notes: Sequence[str] = ()
 
+    def is_text(self, column: int) -> bool:
+        """Say whether a column holds words, not numbers."""
+        return all(isinstance(row[column].value, str | None) for row in self.rows)
+
     def csv(self) -> list[list[str]]:
-        """Return it as rows of text; a column with intervals becomes three, and what is said beside it one more."""
+        """Return it as rows of text; a column with intervals becomes three, and its notes one more."""
         shown = list(zip(*self.rows, strict=True))
         parts: list[list[str]] = []
         for title, cells in zip(self.columns, shown, strict=True):
@@ -75,8 +84,8 @@ class Table(NamedTuple):
                 for name in ("low", "high"):
                     values = (getattr(cell, name) for cell in cells)
                     parts.append([f"{title}: {name}", *("" if value is None else str(value) for value in values)])
-            if any(cell.small for cell in cells):
-                parts.append([f"{title}: note", *(cell.small for cell in cells)])
+            if any(cell.note for cell in cells):
+                parts.append([f"{title}: note", *(cell.note for cell in cells)])
         return [list(row) for row in zip(*parts, strict=True)]
 
 
@@ -92,19 +101,19 @@ class Method(NamedTuple):
 
     def by(self, reference: str, games: Iterable[str] | None = None) -> list[NDArray[np.float64]]:
         """Return scores normalised by a reference, one array per game."""
-        return [share(game, self.scores[game], reference_scores(reference)[game]) for game in games or self.scores]
+        return [normalise(game, self.scores[game], reference_scores(reference)[game]) for game in games or self.scores]
 
     @property
     def complete(self) -> bool:
         """Whether all 26 games are there, with equally many runs each."""
         return len(self.scores) == len(game_names()) and len({len(runs) for runs in self.scores.values()}) == 1
 
-    def rests_on(self) -> str:
+    def runs_text(self) -> str:
         """Say on how many games and runs a number rests."""
         counts = sorted({len(runs) for runs in self.scores.values()})
         runs = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
         games = f"{len(self.scores)} of 26 games" if len(self.scores) < len(game_names()) else "26 games"
-        return f"{games}, {runs} run{'' if counts[-1] == 1 else 's'} each"
+        return f"{games}, {runs} {plural(counts[-1], 'run').split()[-1]} each"
 
 
 def methods_of(records: Sequence[Record]) -> list[Method]:
@@ -125,7 +134,7 @@ def methods_of(records: Sequence[Record]) -> list[Method]:
 def published_on(column: str, games: Iterable[str]) -> list[NDArray[np.float64]]:
     """Return a published method's human-normalised mean scores, one array of one number per game."""
     scores = _since_by_game(column) if column in _MEASURED_SINCE else reference_scores(column)
-    return [share(game, np.array([scores[game]]), reference_scores("human")[game]) for game in games]
+    return [normalise(game, np.array([scores[game]]), reference_scores("human")[game]) for game in games]
 
 
 def _since_by_game(column: str) -> dict[str, float]:
@@ -139,13 +148,13 @@ def per_game(methods: Sequence[Method], draws: int, random: np.random.Generator)
     since = [_since_by_game(column) for column in _MEASURED_SINCE]
     rows = []
     for game in game_names():
-        told = [Cell(reference_scores(name)[game], digits=1) for name in ("random", "human", *PUBLISHED)]
+        published = [Cell(reference_scores(name)[game], digits=1) for name in ("random", "human", *PUBLISHED)]
         ours = [_mean_cell(method.scores.get(game), draws, random) for method in methods]
-        theirs = [*told[2:], *(Cell(scores[game], digits=1) for scores in since)]
+        theirs = [*published[2:], *(Cell(scores[game], digits=1) for scores in since)]
         compared = [*ours, *reversed(theirs)]
         top = max(float(cell.value) for cell in compared if cell.value is not None)
         marked = [cell._replace(best=cell.value == top) for cell in compared]
-        rows.append([Cell(game), *told[:2], *marked])
+        rows.append([Cell(game), *published[:2], *marked])
     notes = [
         "Mean raw scores, with the 95% bootstrap interval of the mean and the number of runs. With fewer than five "
         "runs such an interval is too narrow. The best method of a row is in bold type."
@@ -166,16 +175,16 @@ def aggregates(methods: Sequence[Method], draws: int, random: np.random.Generato
     for method in methods:
         found = {name: _estimate(f, method.human(), draws, random) for name, f in _AGGREGATES.items()}
         found |= {name: _estimate(f, method.by("dqn_50m"), draws, random) for name, f in _BY_DQN.items()}
-        marked = Cell(method.rests_on(), small="" if method.complete else "incomplete")
+        marked = Cell(method.runs_text(), note="" if method.complete else "incomplete")
         rows.append(_aggregate_row(method.name, Cell("ours"), marked, found))
     for column, name in PUBLISHED.items():
-        told = stats.aggregate(reference_scores(column))
-        values = (told.human_mean, told.human_median, told.dqn_mean, told.dqn_median, told.superhuman)
+        paper = stats.aggregate(reference_scores(column))
+        values = (paper.human_mean, paper.human_median, paper.dqn_mean, paper.dqn_median, paper.superhuman)
         found = {title: Cell(value) for title, value in zip(_TABLE_1, values, strict=True)}
         rows.append(_aggregate_row(name, Cell("paper"), Cell("26 games"), found))
     rows += _variants(methods) + _since()
     notes = [
-        "Human-normalised, unless DQN-normalised is said (by DQN after 50 million steps). IQM is the mean of the "
+        "Human-normalised unless marked DQN-normalised (by DQN after 50 million steps). IQM is the mean of the "
         "middle half of all runs; the optimality gap is what runs lack to the human score. Intervals are 95% "
         "stratified bootstrap.",
     ]
@@ -185,15 +194,15 @@ def aggregates(methods: Sequence[Method], draws: int, random: np.random.Generato
             "Rows marked incomplete lack games or runs: they must not be compared with rows of 26 games. "
             "The table of the same games, below, is what they can be compared by."
         )
-    columns = ["method", "source", "rests on", *_AGGREGATES, *_BY_DQN]
+    columns = ["method", "source", "runs", *_AGGREGATES, *_BY_DQN]
     return Table("aggregates", "Aggregates over games", columns, rows, notes)
 
 
-def _aggregate_row(name: str, source: Cell, rests_on: Cell, found: Mapping[str, Cell]) -> list[Cell]:
+def _aggregate_row(name: str, source: Cell, runs_text: Cell, found: Mapping[str, Cell]) -> list[Cell]:
     """Return a row of the table of aggregates; what was not found stays empty, and games are whole."""
     cells = {title: found.get(title, Cell()) for title in (*_AGGREGATES, *_BY_DQN)}
     cells["superhuman games"] = cells["superhuman games"]._replace(digits=0)
-    return [Cell(name), source, rests_on, *cells.values()]
+    return [Cell(name), source, runs_text, *cells.values()]
 
 
 def same_games(methods: Sequence[Method]) -> list[Table]:
@@ -205,11 +214,11 @@ def same_games(methods: Sequence[Method]) -> list[Table]:
         theirs = [(name, "paper", published_on(column, games)) for column, name in PUBLISHED.items()]
         theirs += [(name, "published", published_on(column, games)) for column, name in _MEASURED_SINCE.items()]
         rows = [
-            [Cell(name), Cell(who), Cell(float(stats.mean(scores))), Cell(float(stats.middle(scores))),
+            [Cell(name), Cell(who), Cell(float(stats.mean(scores))), Cell(float(stats.median(scores))),
              Cell(float(stats.superhuman(scores)), digits=0)]
             for name, who, scores in [*ours, *theirs]
         ]  # fmt: skip
-        title = f"The same {len(games)} game{'s' * (len(games) > 1)}"
+        title = f"The same {plural(len(games), 'game')}"
         columns = ["method", "source", "mean", "median", "superhuman games"]
         note = f"Human-normalised, of mean scores, over {', '.join(games)} only."
         tables.append(Table(f"same_games_{number}", title, columns, rows, [note]))
@@ -221,18 +230,19 @@ def wall_clock(records: Sequence[Record]) -> Table:
     groups: dict[tuple[str, str, str, int], list[Record]] = {}
     for record in records:
         about = record.about
-        key = (record.method, about["device"], about["precision"], int(about["agents_together"]))
+        key = (record.method, about["device"], about["precision"], int(about["fleet_size"]))
         groups.setdefault(key, []).append(record)
     rows = []
     for (method, device, precision, together), mine in groups.items():
-        training, judging = (
+        training, evaluation = (
             fmean(record.about[name] / together for record in mine) for name in ("train_seconds", "eval_seconds")
         )
         rows.append(
             [Cell(method), Cell(device), Cell(precision), Cell(together, digits=0), Cell(len(mine), digits=0),
-             Cell(training, digits=0), Cell(judging, digits=0), Cell(len(mine) * (training + judging) / 3600, digits=2)]
+             Cell(training, digits=0), Cell(evaluation, digits=0),
+             Cell(len(mine) * (training + evaluation) / 3600, digits=2)]
         )  # fmt: skip
-    columns = ["method", "device", "precision", "agents together", "runs", "training, s per run"]
+    columns = ["method", "device", "precision", "fleet size", "runs", "training, s per run"]
     columns += ["evaluation, s per run", "all, hours"]
     notes = ["Seconds of a fleet divided by its agents, as its files state; other work may have shared the machine."]
     return Table("wall_clock", "Time", columns, rows, notes)
@@ -256,7 +266,7 @@ def _variants(methods: Sequence[Method]) -> list[list[Cell]]:
         if row["preset"] in ran:
             names = ("human_mean", "human_median", "dqn_mean", "dqn_median")
             found = {title: Cell(float(row[name])) for title, name in zip(_TABLE_1, names, strict=False)}
-            rows.append(_aggregate_row(row["preset"], Cell("paper", small=row["source"]), Cell("26 games"), found))
+            rows.append(_aggregate_row(row["preset"], Cell("paper", note=row["source"]), Cell("26 games"), found))
     return rows
 
 
@@ -268,8 +278,8 @@ def _since() -> list[list[Cell]]:
             continue  # stands above, from the per-game table
         names = ("iqm", "median", "mean", "optimality_gap", "superhuman")
         found = {title: Cell(float(row[name])) for title, name in zip(_AGGREGATES, names, strict=True) if row[name]}
-        rests_on = Cell(f"26 games, {row['runs']} runs each", small=row["note"])
-        rows.append(_aggregate_row(row["method"], Cell("published"), rests_on, found))
+        runs_text = Cell(f"26 games, {row['runs']} runs each", note=row["note"])
+        rows.append(_aggregate_row(row["method"], Cell("published"), runs_text, found))
     return rows
 
 
@@ -283,7 +293,7 @@ def _mean_cell(runs: NDArray[np.float64] | None, draws: int, random: np.random.G
     if runs is None:
         return Cell()
     found = stats.bootstrap(stats.mean, [runs], draws=draws, random=random)
-    small = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+    note = plural(len(runs), "run")
     if len(runs) == 1:
-        return Cell(found.value, digits=1, small=small)
-    return Cell(*found, digits=1, small=small)
+        return Cell(found.value, digits=1, note=note)
+    return Cell(*found, digits=1, note=note)

@@ -1,4 +1,4 @@
-"""Owns what a representation is taught by: pure functions from predictions and targets to one loss per sample, by name.
+"""Owns the auxiliary losses by name: pure functions from predictions and targets to one loss per sample.
 
 Shapes: T targets per sample (K steps ahead, or 1 where nothing is predicted in time), B batch, D projection.
 """
@@ -18,6 +18,10 @@ _SHARPNESS = 2.0  # t of the uniformity loss
 _NORM_FLOOR = 1e-3
 
 
+def _check_ranks(predicted: Tensor, target: Tensor, mask: Tensor) -> None:
+    assert (predicted.dim(), target.dim(), mask.dim()) == (3, 3, 2), "predicted and target [T, B, D], mask [B, T]"
+
+
 def unit(x: Tensor) -> Tensor:
     """Scale vectors [..., D] to length 1; shorter than the floor they stay shorter."""
     length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -31,11 +35,13 @@ def cosine(x: Tensor, y: Tensor) -> Tensor:
 
 def spr(predicted: Tensor, target: Tensor, mask: Tensor) -> Tensor:
     """Return minus the sum of cosines over the steps that count (equation 4 of the paper)."""
+    _check_ranks(predicted, target, mask)
     return -(cosine(predicted, target).T * mask).sum(-1)
 
 
 def quadratic(predicted: Tensor, target: Tensor, mask: Tensor) -> Tensor:
     """Return the sum of squared distances, without normalisation: the paper's variant that collapses."""
+    _check_ranks(predicted, target, mask)
     return ((predicted - target).square().sum(-1).T * mask).sum(-1)
 
 
@@ -49,6 +55,7 @@ def bilinear(predicted: Tensor, target: Tensor, mask: Tensor) -> Tensor:
 
     Every other target of the whole batch, of whatever sample and time, is a negative.
     """
+    _check_ranks(predicted, target, mask)
     steps, rows, size = predicted.shape
     scores = predicted.reshape(-1, size) @ target.reshape(-1, size).T  # [T * B, T * B]
     own = scores.log_softmax(-1).diagonal().view(steps, rows)
@@ -60,6 +67,7 @@ def uniformity(projected: Tensor) -> Tensor:
 
     Lowest where they are spread evenly over the sphere (Wang and Isola 2020).
     """
+    assert projected.dim() == 3
     x = unit(projected)
     apart = 2 - 2 * (x @ x.mT)  # [T, B, B] squared distances of unit vectors
     rows = x.shape[1]
@@ -72,11 +80,11 @@ _KNOWN: dict[str, Loss] = {"spr": spr, "quadratic": quadratic, "contrastive": co
 
 
 def register(name: str) -> Callable[[Loss], Loss]:
-    """Make a function of your own available as `learner.representation=NAME`; a name is given once."""
+    """Make a function of your own available as `learner.aux_loss=NAME`; a name is given once."""
 
     def remember(function: Loss) -> Loss:
         if name in _KNOWN:
-            raise UserError(f"a representation loss named '{name}' is there already: choose another name")
+            raise UserError(f"an auxiliary loss named '{name}' is there already: choose another name")
         _KNOWN[name] = function
         return function
 
@@ -84,10 +92,10 @@ def register(name: str) -> Callable[[Loss], Loss]:
 
 
 def known() -> list[str]:
-    """Return the names of all representation losses."""
+    """Return the names of all auxiliary losses."""
     return list(_KNOWN)
 
 
-def representation(name: str) -> Loss:
-    """Return a representation loss by its name."""
+def aux_loss(name: str) -> Loss:
+    """Return an auxiliary loss by its name."""
     return _KNOWN[name]

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spr.config import Config, fields, from_dict
-from spr.errors import UserError
-from spr.games import game_names, normalised, published_rom, unlike_published
-from spr.presets import PRESETS, preset_config
+from spr.errors import UnusableError, UserError
+from spr.games import normalised, published_rom, unlike_published
+from spr.presets import PRESETS, PROTOCOL_FIELDS, current_name, is_atari_100k, preset_config
 
 _LARGEST = 2**24  # bytes of a file that is read; real ones have a few thousand
-_JUDGED = ("schedule.steps", "evaluation.episodes", "evaluation.epsilon")  # the protocol's, not the method's
 _NUMBERS = ("train_seconds", "eval_seconds", "agents_together", "steps")
+_SHOWN_AS = {"agents_together": "fleet_size"}  # its name in files
 _TEXTS = ("preset", "game", "version", "device", "precision")
 
 
@@ -33,8 +33,9 @@ class Record(NamedTuple):
     protocol: str  # a name for people: the same for runs that may be compared
     rules: dict[str, Any]  # the protocol in full
     config: Config
-    about: dict[str, Any]  # version, device, precision, seconds, agents together
+    about: dict[str, Any]  # version, device, precision, seconds, fleet size
     curve: tuple[tuple[int, float], ...]  # (step, recent score while learning)
+    published_roms: bool  # whether the game differs in ale-py's ROM, and was played with the one of published scores
 
     @property
     def human(self) -> float | None:
@@ -65,7 +66,7 @@ def read(paths: Sequence[Path]) -> Reading:
         for file in found:
             try:
                 records.append(_record(file))
-            except _UnusableError as problem:
+            except UnusableError as problem:
                 left_out.append(f"{file}: {problem}")
     if not records:
         raise UserError("no finished runs: " + "; ".join(left_out[:3]) + ("; ..." if len(left_out) > 3 else ""))
@@ -74,34 +75,32 @@ def read(paths: Sequence[Path]) -> Reading:
     return Reading(kept, left_out + doubled, notes + _unlike(kept))
 
 
-class _UnusableError(Exception):
-    """Why a file is left out."""
-
-
 def _record(file: Path) -> Record:
     data = _json(file)
     for name in _TEXTS:
         if not isinstance(data.get(name), str):
-            raise _UnusableError(f"its '{name}' is no text")
+            raise UnusableError(f"its '{name}' is not a string")
     for name in (*_NUMBERS, "score"):
         if not _number(data.get(name)):
-            raise _UnusableError(f"its '{name}' is no finite number")
+            raise UnusableError(f"its '{name}' is not a finite number")
     if type(data.get("seed")) is not int or not isinstance(data.get("protocol"), dict):
-        raise _UnusableError("its seed is no whole number, or its protocol is missing")
+        raise UnusableError("its seed is not a whole number, or its protocol is missing")
     episodes = data.get("episodes")
     if not isinstance(episodes, list) or not episodes or not all(map(_number, episodes)):
-        raise _UnusableError("its episodes are not all finite numbers")
+        raise UnusableError("its episodes are not all finite numbers")
     mean = sum(episodes) / len(episodes)
     if not math.isclose(mean, data["score"], rel_tol=1e-9, abs_tol=1e-9):
-        raise _UnusableError(f"its score {data['score']} is not the mean of its episodes, {mean}")
+        raise UnusableError(f"its score {data['score']} is not the mean of its episodes, {mean}")
     try:
         config = from_dict(data["config"])
     except (UserError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise _UnusableError(f"its configuration can't be read: {' '.join(str(error).split())}") from error
+        raise UnusableError(f"its configuration can't be read: {' '.join(str(error).split())}") from error
+    preset = current_name(data["preset"])
+    published = _with_published_rom(data["game"], data["protocol"].get("rom"))
     return Record(
         path=file.parent,
-        preset=data["preset"],
-        method=_method(data["preset"], data["game"], config) + _rom(data["game"], data["protocol"].get("rom")),
+        preset=preset,
+        method=_method(preset, data["game"], config) + (PUBLISHED_ROMS if published else ""),
         game=data["game"],
         seed=data["seed"],
         episodes=tuple(map(float, episodes)),
@@ -109,7 +108,8 @@ def _record(file: Path) -> Record:
         protocol="",
         rules=data["protocol"],
         config=config,
-        about={name: data[name] for name in ("version", "device", "precision", *_NUMBERS)},
+        about={_SHOWN_AS.get(name, name): data[name] for name in ("version", "device", "precision", *_NUMBERS)},
+        published_roms=published,
         curve=_curve(file.with_name("metrics.jsonl")),
     )
 
@@ -117,12 +117,12 @@ def _record(file: Path) -> Record:
 def _json(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > _LARGEST:
-            raise _UnusableError("it is too large to be a result")
+            raise UnusableError("it is too large to be a result")
         data = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise _UnusableError(f"it can't be read: {' '.join(str(error).split())}") from error
+        raise UnusableError(f"it can't be read: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
-        raise _UnusableError("it is no result")
+        raise UnusableError("it is not a result file")
     return data
 
 
@@ -138,20 +138,20 @@ def _method(preset: str, game: str, config: Config) -> str:
     changed = [
         f"{entry.name}={config.value(entry.name)}"
         for entry in fields()
-        if entry.name not in _JUDGED and config.value(entry.name) != usual.value(entry.name)
+        if entry.name not in PROTOCOL_FIELDS and config.value(entry.name) != usual.value(entry.name)
     ]
     return f"{preset} [{', '.join(changed)}]" if changed else preset
 
 
-def _rom(game: str, rom: str | None) -> str:
-    """Mark a game that was played with the ROM of published scores where that differs from ale-py's."""
+def _with_published_rom(game: str, rom: str | None) -> bool:
+    """Say whether a game was played with the ROM of published scores where that differs from ale-py's."""
     published = published_rom(game)
-    return PUBLISHED_ROMS if published is not None and published.different and rom == published.md5 else ""
+    return published is not None and bool(published.different) and rom == published.md5
 
 
 def with_equal_games(records: Sequence[Record]) -> list[Record]:
     """Count games that are the same in ale-py's and in the published ROMs for both, where there are runs of both."""
-    marked = {record.method for record in records if record.method.endswith(PUBLISHED_ROMS)}
+    marked = {record.method for record in records if record.published_roms}
     both = [
         record._replace(method=record.method + PUBLISHED_ROMS)
         for record in records
@@ -176,21 +176,13 @@ def _curve(file: Path) -> tuple[tuple[int, float], ...]:
 
 
 def _protocols(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
-    """Give each run the name of its protocol; runs with the same name may be compared.
-
-    The benchmark lets a method prescribe its own epsilon in evaluation, as DrQ does; any other difference is another
-    protocol.
-    """
+    """Give each run the name of its protocol; runs with the same name may be compared."""
     rules: dict[str, str] = {}
     named, notes = [], dict[str, None]()
     for record in records:
         config = record.config
-        usual = preset_config(record.preset, record.game) if record.preset in PRESETS else Config()
-        benchmark = (
-            record.game in game_names()
-            and record.rules.get("name") in ("atari-100k", "atari")
-            and all(config.value(name) == usual.value(name) for name in _JUDGED)
-        )
+        played = record.rules.get("name") in ("atari-100k", "atari")
+        benchmark = played and is_atari_100k(record.preset, record.game, config)
         # Every game has a ROM of its own; a published one makes another method (see `_method`).
         free = ("rom", *(("name", "evaluation_epsilon") if benchmark else ()))
         own = {name: value for name, value in record.rules.items() if name not in free}
@@ -210,7 +202,7 @@ def _protocols(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
 
 def _protocol_name(record: Record, benchmark: bool, taken: set[str]) -> str:
     rules = record.rules
-    steps, games, epsilon = (record.config.value(name) for name in _JUDGED)
+    steps, games, epsilon = (record.config.value(name) for name in PROTOCOL_FIELDS)
     name = f"{rules.get('name', 'unknown')}, {steps:,} steps, {games} games, epsilon {epsilon}"
     name = BENCHMARK if benchmark else name
     versions = (f"{name}, variant {number}" for number in range(2, 1000))
@@ -230,7 +222,7 @@ def _unlike(records: Sequence[Record]) -> list[str]:
 
 
 def _without_doubles(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
-    """Keep one of each run; another one with the same name is left out, and said if it differs."""
+    """Keep one of each run; another one with the same name is left out, with a note if it differs."""
     kept: dict[tuple[str, str, str, int], Record] = {}
     left_out = []
     for record in records:

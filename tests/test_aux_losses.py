@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from spr.aux_losses import aux_loss, bilinear, contrastive, known, quadratic, register, spr, uniformity
 from spr.errors import UserError
-from spr.representations import bilinear, contrastive, known, quadratic, register, representation, spr, uniformity
 
 T, B, D = 3, 4, 5
 
@@ -99,7 +99,7 @@ def test_uniformity_by_hand():
 
 
 def test_names_are_given_once():
-    assert representation("spr") is spr
+    assert aux_loss("spr") is spr
     with pytest.raises(UserError, match="named 'spr' is there already"):
         register("spr")(quadratic)
     assert "quadratic" in known()

@@ -1,0 +1,95 @@
+"""What several tests share: small configurations, and a fleet with a replay of random content."""
+
+import pytest
+import torch
+
+from spr import ops
+from spr.augment import AugmentParams, views_of
+from spr.config import Config
+from spr.learner import Learner
+from spr.presets import preset_config
+from spr.replay import Replay
+from spr.rng import RngStreams
+
+CPU = torch.device("cpu")
+ACTIONS = 4
+# One update of it takes milliseconds.
+SMALL = {
+    "network.hidden": 16,
+    "replay.batch_size": 6,
+    "schedule.learning_starts": 60,
+    "schedule.steps": 300,
+    "replay.n_step": 4,
+    "learner.depth": 2,
+}
+# A whole run of catch in seconds; it learns nothing.
+TINY = {"network.hidden": 16, "replay.batch_size": 4, "learner.depth": 2, "schedule.learning_starts": 60}
+
+
+def as_options(changes):
+    """Write a configuration's changes as the command line takes them."""
+    return [part for name, value in changes.items() for part in ("--set", f"{name}={value}")]
+
+
+def small(preset="spr", **changes):
+    """A preset in small: its own depth if that is less, and epsilon falls within a few steps."""
+    depth = {"learner.depth": min(preset_config(preset).learner.depth, 2), "schedule.epsilon_steps": 10}
+    return preset_config(preset).override(SMALL | depth | changes)
+
+
+class World:
+    """A fleet with a replay of random content that depends on each agent's seed alone."""
+
+    def __init__(self, config: Config, seeds, dtype=torch.float32):
+        self.learner = Learner(config, ACTIONS, CPU, dtype)
+        self.state = self.learner.init(seeds)
+        self.rng = RngStreams(config, ACTIONS, seeds, CPU)
+        self.replay = Replay(config, len(seeds), CPU)
+        content = [torch.Generator().manual_seed(1000 + seed) for seed in seeds]
+        shape = config.observation.frame
+        for step in range(100):
+            frame = torch.stack([torch.randint(0, 256, shape, generator=g) for g in content]).to(torch.uint8)
+            chance = torch.stack([torch.rand(4, generator=g) for g in content])
+            self.replay.write_frame(frame)
+            self.replay.begin_step((chance[:, 0] < 0.1) | (step == 0), (chance[:, 1] * ACTIONS).long())
+            self.replay.finish_step((chance[:, 2] * 3).floor() - 1, chance[:, 3] < 0.02)
+
+    def draws(self):
+        return self.rng.draws(self.rng.sample_raw())
+
+    def update(self, count=1, raw=None):
+        """Make updates with a beta that rises; each with new random numbers, or all with the given ones."""
+        for i in range(count):
+            numbers = self.rng.sample_raw() if raw is None else raw
+            beta = torch.tensor(0.4 + 0.02 * i)
+            metrics = self.learner.update(self.state, self.replay, self.rng, numbers, beta)
+        return metrics
+
+    def fixed_batch_losses(self, count=20):
+        """Learn the same sequences under the same random numbers again and again."""
+        raw, losses = self.rng.sample_raw(), []
+        for _ in range(count):
+            priority = self.replay.priority.clone()
+            losses.append(self.learner.update(self.state, self.replay, self.rng, raw, torch.tensor(0.4))["loss"])
+            self.replay.priority.copy_(priority)
+        return losses
+
+
+def plain_params(batch, views, channels=2):
+    """Augmentation that changes nothing, of one agent's views."""
+    none = torch.zeros(1, batch, views, dtype=torch.int64)
+    return AugmentParams(none[..., None].expand(-1, -1, -1, channels), none[..., None][..., :0], none, none + 1.0)
+
+
+def grad_views(config):
+    """How many of an update's views gradients reach."""
+    return sum(view.needs_grad for view in views_of(config))
+
+
+@pytest.fixture
+def gpu_ops(monkeypatch):
+    """Compute on a CPU what a GPU would compute: its own way to convolve and to gather pixels."""
+    monkeypatch.setattr(
+        ops, "convolve", lambda x, weight, stride=1, padding=0: ops.shift_and_add(x, weight, stride, padding)
+    )
+    monkeypatch.setattr(ops, "shifted_rows", lambda *args: ops.shifted_pixels(*args[:-1]))

@@ -1,0 +1,79 @@
+"""The documents are true: their commands are commands, their links lead somewhere, the house is as the plan says."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from spr.cli import _parser, main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCE = ROOT / "src" / "spr"
+
+
+def commands(page):
+    """The lines of a page's code blocks that call spr, without their comments."""
+    found = []
+    for block in re.findall(r"```\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            if words and words[0].removeprefix(".venv/bin/") == "spr":
+                found.append(words[1:])
+    return found
+
+
+ALL = [(page.name, words) for page in PAGES for words in commands(page)]
+
+
+@pytest.mark.parametrize(("page", "words"), ALL, ids=[" ".join([page, *words]) for page, words in ALL])
+def test_every_command_of_the_documents_is_one(page, words):  # noqa: ARG001
+    _parser().parse_args(words)
+
+
+@pytest.mark.slow
+def test_the_readmes_commands_run(tmp_path, monkeypatch, capsys):
+    """As they stand, but for what would take hours: those train a small agent for a moment instead."""
+    monkeypatch.chdir(tmp_path)
+    small = ["network.hidden=8", "replay.batch_size=4", "schedule.learning_starts=60", "evaluation.episodes=1"]
+    quick = ["--steps", "64", *(part for text in small for part in ("--set", text))]
+    done = []
+    for words in commands(ROOT / "README.md"):
+        if words[0] == "train" and "--preset" not in words:  # CURL's learning starts later
+            assert main([*words[:1], "catch", *words[2:], *quick, "--overwrite"]) == 0, words
+        elif words[0] == "evaluate":
+            assert main([words[0], words[1].replace("pong", "catch"), "--episodes", "1"]) == 0, words
+        elif words[0] in ("report", "doctor") or "--dry-run" in words:
+            assert main(words) == 0, words
+        else:
+            continue
+        done.append(words[0])
+    assert set(done) == {"train", "evaluate", "report", "sweep", "doctor"}
+    assert (tmp_path / "report" / "index.html").is_file()
+    assert "human" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / link).exists(), link
+    for name in re.findall(r"`((?:tests|docs|src|results)/[\w./-]+\.\w+)", page.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists() or page.name == "performance-history.md", name
+
+
+def test_modules_are_those_of_the_plan_and_import_only_from_above():
+    plan = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8").split("## The modules")[1]
+    rows = [line.split("|")[1] for line in plan.splitlines() if line.startswith("| `")]
+    order = [name for row in rows for name in re.findall(r"`(\w+)\.py`", row)]
+    modules = {path.stem for path in SOURCE.glob("*.py")} - {"__init__", "__main__"}
+    assert sorted(order) == sorted(modules)
+    place = {name: number for number, name in enumerate(order)}
+    for name in order:
+        for node in ast.walk(ast.parse((SOURCE / f"{name}.py").read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("spr"):
+                continue
+            below = [alias.name for alias in node.names] if node.module == "spr" else [node.module.split(".")[1]]
+            for other in below:
+                assert other not in place or place[other] < place[name], f"{name} imports {other}, which is below it"
