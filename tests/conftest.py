@@ -13,6 +13,8 @@ from spr.rng import RngStreams
 
 CPU = torch.device("cpu")
 ACTIONS = 4
+# Frames of a quarter of the pixels: where a test is about something else than the paper's own sizes.
+LITTLE_FRAMES = {"observation.height": 44, "observation.width": 44}
 # One update of it takes milliseconds.
 SMALL = {
     "network.hidden": 16,
@@ -23,7 +25,12 @@ SMALL = {
     "learner.depth": 2,
 }
 # A whole run of catch in seconds; it learns nothing.
-TINY = {"network.hidden": 16, "replay.batch_size": 4, "learner.depth": 2, "schedule.learning_starts": 60}
+TINY = {
+    "network.hidden": 16,
+    "replay.batch_size": 4,
+    "learner.depth": 2,
+    "schedule.learning_starts": 60,
+} | LITTLE_FRAMES
 
 
 def as_options(changes):

@@ -393,21 +393,22 @@ def test_a_folder_that_became_read_only_keeps_its_last_good_one(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("game", "seeds"), [("catch", [0]), ("ms_pacman", [0]), ("catch", [0, 1, 2])])
 def test_a_run_killed_again_and_again_ends_like_one_that_was_not(game, seeds, tmp_path):
-    steps = 120 * KILLS
+    steps = 90 + 10 * KILLS
     whole = start(arguments(game, seeds, tmp_path / "whole", steps), tmp_path / "whole.txt")
     whole.join(900)
     assert whole.exitcode == 0, (tmp_path / "whole.txt").read_text()
     rng = random.Random(len(seeds))
-    killed = 0
     log = tmp_path / "killed.txt"
-    while killed < KILLS:
+    folder = runs.folder(tmp_path / "killed", "spr", game, seeds[0])
+    # Once before it has done anything, then while it trains, at random moments around random steps.
+    for target in [0, *sorted(rng.sample(range(5, steps - 5), KILLS - 1))]:
         process = start([*arguments(game, seeds, tmp_path / "killed", steps), "--resume"], log)
-        process.join(rng.uniform(0.2, 1.6))
-        assert process.is_alive(), f"it came to its end, or to an error, after {killed} kills: {log.read_text()}"
+        while (runs.last_step(folder) or 0) < target and process.is_alive():
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.2))
+        assert process.is_alive(), f"it came to its end, or to an error, before step {target}: {log.read_text()}"
         process.kill()
         process.join()
-        killed += 1
-        time.sleep(0.05)
     last = start([*arguments(game, seeds, tmp_path / "killed", steps), "--resume"], log)
     last.join(900)
     assert last.exitcode == 0, log.read_text()

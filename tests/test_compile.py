@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import CPU
+from conftest import CPU, LITTLE_FRAMES
 
 from spr.actor import ActStep
 from spr.envs import make
@@ -24,10 +24,10 @@ def whole(function):
 def test_an_update_and_an_acting_step_are_whole_graphs(preset):
     torch._dynamo.reset()
     small = {"replay.batch_size": 4, "network.hidden": 16, "schedule.learning_starts": 100, "schedule.steps": 3_000}
-    config = preset_config(preset).override(small)
+    config = preset_config(preset).override(small | LITTLE_FRAMES)
 
     def world():
-        fleet = assemble(config, make("catch", 2), [0, 1], CPU)
+        fleet = assemble(config, make("catch", 2, obs=config.observation), [0, 1], CPU)
         next(info for info in train(fleet) if info.step == 100)
         return fleet, UpdateRunner(fleet.learner, fleet.state, fleet.replay, fleet.rng), ActStep(fleet)
 

@@ -17,8 +17,10 @@ SOURCE = ROOT / "src" / "spr"
 def commands(page):
     """The lines of a page's code blocks that call spr, without their comments."""
     found = []
-    for block in re.findall(r"```\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
-        for line in block.splitlines():
+    for language, block in re.findall(
+        r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    ):
+        for line in block.splitlines() if not language else ():
             words = shlex.split(line, comments=True)
             if words and words[0].removeprefix(".venv/bin/") == "spr":
                 found.append(words[1:])

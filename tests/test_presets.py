@@ -179,7 +179,8 @@ def test_the_quadratic_loss_collapses_the_latents_and_the_cosine_does_not():
     quick |= {"schedule.learning_starts": 400, "schedule.steps": 600, "learner.learning_rate": 5e-4}
     spread = {}
     for preset in ("spr", "spr_quadratic"):
-        fleet = assemble(preset_config(preset).override(quick), make("catch", 1), [0], CPU)
+        config = preset_config(preset).override(quick)
+        fleet = assemble(config, make("catch", 1, obs=config.observation), [0], CPU)
         rows = [info.rows[0] for info in train(fleet) if info.rows]
         spread[preset] = np.mean([row["spread"] for row in rows[-5:]])
     assert spread["spr_quadratic"] < 0.2 * spread["spr"], spread
