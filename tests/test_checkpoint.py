@@ -242,7 +242,7 @@ def test_absurd_shapes_take_no_memory(good, tmp_path):
 
 def test_a_newer_format_is_refused_in_one_line(good, tmp_path):
     newer = forged({"weights": torch.zeros(3)}, about=json.dumps({"format": 3, "step": 70}))
-    with pytest.raises(UserError, match=r"format 3, which a newer version of spr wrote"):
+    with pytest.raises(UnusableError, match=r"format 3, which a newer version of spr wrote"):
         read(tmp_path, newer, good[0])
 
 

@@ -336,6 +336,9 @@ def test_an_exported_agent_is_one_file_that_plays_the_same(tmp_path, capsys):
     assert told["config"] == result["config"]
     assert main(["export", str(folder), str(file)]) == 2
     assert "is there already" in capsys.readouterr().err
+    (folder / "result.json").write_text((folder / "result.json").read_text()[:100])
+    assert main(["export", str(folder), str(tmp_path / "another.safetensors")]) == 2
+    assert "result.json is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.slow

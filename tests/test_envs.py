@@ -307,7 +307,7 @@ def test_colour_and_other_sizes_are_delivered_as_asked_for():
         frames = [envs.reset([0, 1]), *(step(envs, np.zeros(2, np.int64)).frame for _ in range(3))]
         envs.close()
         assert {(frame.shape, frame.dtype) for frame in frames} == {((2, 3, 64, 48), np.dtype(np.uint8))}
-    with pytest.raises(UserError, match="multiples"):
+    with pytest.raises(UserError, match="multiples of 4"):
         make("catch", 1, obs=ObservationConfig(height=62))
 
 

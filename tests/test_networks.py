@@ -292,5 +292,5 @@ def test_an_encoder_knows_its_shapes_and_refuses_what_is_too_small():
     encoder = make_encoder("standard", (64, 80, 9))
     assert encoder.shapes == [(15, 19, 32), (6, 8, 64), (4, 6, 64)]
     assert encoder(torch.rand(2, 9, 64, 80)).shape == (2, 4, 6, 64)
-    with pytest.raises(UserError, match="30x84 pixels are too small"):
+    with pytest.raises(UserError, match="30x84 pixels are too small for this encoder: 36 is the least"):
         make_encoder("standard", (30, 84, 4))

@@ -8,8 +8,10 @@ def main() -> int:
     if sys.platform != "linux":
         sys.stderr.write(f"spr: Linux is needed, this is {sys.platform}: a container or a virtual machine will do\n")
         return 2
-    from spr.cli import main as run  # noqa: PLC0415 - elsewhere its imports would fail with a traceback
-
+    try:
+        from spr.cli import main as run  # noqa: PLC0415 - elsewhere its imports would fail with a traceback
+    except KeyboardInterrupt:
+        return 130
     return run()
 
 

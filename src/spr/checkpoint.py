@@ -148,9 +148,7 @@ def _header(text: bytes, old: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnusableError("its header is damaged") from error
     if version > FORMAT:
-        raise UserError(
-            f"a checkpoint has format {version}, which a newer version of spr wrote; this one reads {FORMAT}"
-        )
+        raise UnusableError(f"it has format {version}, which a newer version of spr wrote; this one reads {FORMAT}")
     return header, {_new_name(name): value for name, value in about.items()} if old else about
 
 

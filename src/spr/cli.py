@@ -54,6 +54,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     console = Console()
+    args = argparse.Namespace(command="")
     try:
         args = _parser().parse_args(argv)
         code: int = args.run(args, console)

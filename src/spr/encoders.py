@@ -61,7 +61,13 @@ class ConvEncoder(Encoder):
             self._layers.append((conv, stride))
             height, width, channels = (height - kernel) // stride + 1, (width - kernel) // stride + 1, outputs
             if min(height, width) < 1:
-                raise UserError(f"observations of {inputs[0]}x{inputs[1]} pixels are too small for this encoder")
+                least = 1
+                for _, size, step in reversed(layers):
+                    least = (least - 1) * step + size
+                raise UserError(
+                    f"observations of {inputs[0]}x{inputs[1]} pixels are too small for this encoder: "
+                    f"{least} is the least"
+                )
             self.shapes.append((height, width, channels))
 
     def forward(self, x: Tensor, dropout: tuple[Tensor, ...] = ()) -> Tensor:

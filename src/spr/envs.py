@@ -74,7 +74,10 @@ def make(game: str, count: int, threads: int = 0, obs: ObservationConfig = _GRAY
         return Atari(game, count, threads, obs)
     if game != game.lower() or ":" in game or "/" in game:  # Gymnasium's ids are in capitals: Pong-v5, module:Id-v0
         return Gymnasium(game, count, obs)
-    hint = did_you_mean(game, known_games()) or "; 'spr doctor' lists them, and any Gymnasium id works too"
+    hint = (
+        did_you_mean(game, known_games())
+        or "; such as pong, breakout or ms_pacman (README), and any Gymnasium id works too"
+    )
     raise UserError(f"unknown game '{game}'{hint}")
 
 
@@ -266,7 +269,9 @@ class Catch:
     def __init__(self, count: int, obs: ObservationConfig = _GRAY) -> None:
         """Set `count` boards."""
         if obs.height % self.CELLS or obs.width % self.CELLS:
-            raise UserError(f"catch has {self.CELLS}x{self.CELLS} cells: set observation.height and width to multiples")
+            raise UserError(
+                f"catch has {self.CELLS}x{self.CELLS} cells: observation.height, width must be multiples of 4"
+            )
         self._obs = obs
         self.num_actions = 3
         self.deterministic = True

@@ -102,7 +102,7 @@ def refuse_taken(paths: Sequence[Path], overwrite: bool) -> None:
         if found and not overwrite:
             kind = "a finished" if "result.json" in found else "an unfinished"
             raise UserError(
-                f"{path} holds {kind} run: go on with --resume, replace it with --overwrite, or choose another --out"
+                f"{path} holds {kind} run: go on with --resume, replace it with --overwrite, or give this one a --name"
             )
 
 
@@ -361,8 +361,11 @@ def export(path: Path, target: Path) -> None:
     if run.step is not None:
         described["step"] = run.step
     if finished(path):
-        result = json.loads(read_text(path / "result.json"))
-        described |= {name: result[name] for name in ("score", "human_normalised", "episodes", "protocol", "precision")}
+        made = result(path)
+        if made is None:
+            raise UserError(f"{path / 'result.json'} is damaged: 'spr train --overwrite' makes the run again")
+        kept = ("score", "human_normalised", "episodes", "protocol", "precision")
+        described |= {name: made[name] for name in kept if name in made}
     try:
         files.replace(target, save(weights, {"format": "pt", "spr": json.dumps(described)}))
     except OSError as error:
