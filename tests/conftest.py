@@ -82,10 +82,10 @@ class World:
         return losses
 
 
-def plain_params(batch, views, channels=2):
+def plain_params(batch, views):
     """Augmentation that changes nothing, of one agent's views."""
     none = torch.zeros(1, batch, views, dtype=torch.int64)
-    return AugmentParams(none[..., None].expand(-1, -1, -1, channels), none[..., None][..., :0], none, none + 1.0)
+    return AugmentParams(none[..., None].expand(-1, -1, -1, 2), none[..., None][..., :0], none, none + 1.0)
 
 
 def grad_views(config):

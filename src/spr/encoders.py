@@ -100,7 +100,7 @@ def make_encoder(name: str, inputs: Shape) -> Encoder:
 
 
 @cache
-def encoder_shapes(name: str, inputs: Shape) -> list[Shape]:
+def encoder_shapes(name: str, inputs: Shape) -> tuple[Shape, ...]:
     """Return the shapes after each layer, without making any weights."""
     with torch.device("meta"):
-        return make_encoder(name, inputs).shapes
+        return tuple(make_encoder(name, inputs).shapes)

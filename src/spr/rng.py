@@ -46,7 +46,7 @@ class RngStreams:
         self._noise_shapes, self._noise_tree = pytree.tree_flatten(noise_shapes(config, num_actions))
         self._noise_size = sum(size.numel() for size in self._noise_shapes)
         shapes = encoder_shapes(config.network.encoder, observation_shape(config))
-        self._dropout_shapes = shapes if config.network.dropout else []
+        self._dropout_shapes = shapes if config.network.dropout else ()
         self._corner = 2 if config.augment.crop_margin else 0  # numbers per view that place its crop
         self._explores = max(config.schedule.epsilon_start, config.schedule.epsilon_end) > 0
 
