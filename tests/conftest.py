@@ -47,10 +47,11 @@ def small(preset="spr", **changes):
 class World:
     """A fleet with a replay of random content that depends on each agent's seed alone."""
 
-    def __init__(self, config: Config, seeds, dtype=torch.float32):
-        self.learner = Learner(config, ACTIONS, CPU, dtype)
-        self.state = self.learner.init(seeds)
-        self.rng = RngStreams(config, ACTIONS, seeds, CPU)
+    def __init__(self, config: Config, seeds, dtype=torch.float32, own_actions=None, room=ACTIONS):
+        self.learner = Learner(config, room, CPU, dtype)
+        self.state = self.learner.init(seeds, own_actions)
+        self.rng = RngStreams(config, room, seeds, CPU, own_actions)
+        own = torch.tensor(own_actions or [room] * len(seeds))
         self.replay = Replay(config, len(seeds), CPU)
         content = [torch.Generator().manual_seed(1000 + seed) for seed in seeds]
         shape = config.observation.frame
@@ -58,7 +59,7 @@ class World:
             frame = torch.stack([torch.randint(0, 256, shape, generator=g) for g in content]).to(torch.uint8)
             chance = torch.stack([torch.rand(4, generator=g) for g in content])
             self.replay.write_frame(frame)
-            self.replay.begin_step((chance[:, 0] < 0.1) | (step == 0), (chance[:, 1] * ACTIONS).long())
+            self.replay.begin_step((chance[:, 0] < 0.1) | (step == 0), (chance[:, 1] * own).long())
             self.replay.finish_step((chance[:, 2] * 3).floor() - 1, chance[:, 3] < 0.02)
 
     def draws(self):

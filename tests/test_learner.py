@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 from spr.augment import Views
 from spr.config import Config
 from spr.learner import Learner
+from spr.networks import Networks, crop_actions, pad_actions
 from spr.presets import preset_config
 from spr.rng import RngStreams
 
@@ -213,3 +214,44 @@ def test_dropout_masks_keep_their_share_and_the_mean():
         assert sorted(mask.unique().tolist()) == pytest.approx([0, 4 / 3])
         assert mask.mean().item() == pytest.approx(1, abs=0.01)
         assert not torch.equal(mask[0], mask[1])
+
+
+@pytest.mark.parametrize("preset", ["spr", "spr_noaug", "der", "drq", "otrainbow"])
+def test_an_agent_among_games_with_other_actions_is_the_same_agent(preset):
+    """Alone, among seeds of its own game, and among others: whoever has few actions has room for more."""
+    config = small(preset)
+    own, seeds, room = [3, 6, 4], [3, 1, 7], 6
+    mixed = World(config, seeds, torch.float64, own, room)
+    start = mixed.state.weights.clone()
+    mixed.update(10)
+    assert (mixed.state.weights != start).any(1).all()
+    dims = Networks(config, room).action_dims()
+    for position, (seed, actions) in enumerate(zip(seeds, own, strict=True)):
+        alone = World(config, [seed], torch.float64, [actions], room)
+        alone.update(10)
+        torch.testing.assert_close(mixed.state.weights[position], alone.state.weights[0], rtol=0, atol=1e-9)
+        torch.testing.assert_close(mixed.replay.priority[position], alone.replay.priority[0], rtol=0, atol=1e-6)
+        # What is padded stays zero: no gradient reaches it.
+        agent = {name: p[position] for name, p in mixed.state.params.items()}
+        cropped = crop_actions(agent, dims, actions, room)
+        again = pad_actions(cropped, dims, actions, room)
+        assert all(torch.equal(again[name], agent[name]) for name in agent)
+        # And without the room it has the same values of its own actions.
+        obs = torch.rand(2, 4, 84, 84, dtype=torch.float64)
+        networks = Networks(config, actions).double()
+        roomy = Networks(config, room).double()
+        valid = torch.arange(room) < actions
+        q = torch.func.functional_call(networks, cropped, (obs,))
+        padded = torch.func.functional_call(roomy, agent, (obs, (), valid))
+        torch.testing.assert_close(padded[:, :actions], q)
+        assert (padded[:, actions:] == -torch.inf).all()
+
+
+def test_agents_choose_only_among_their_own_actions():
+    own = [2, 6, 3]
+    rng = RngStreams(small(), 6, [0, 1, 2], CPU, own)
+    chosen = torch.cat([rng.random_actions() for _ in range(500)], 1)
+    assert chosen.amax(1).tolist() == [1, 5, 2]
+    assert (
+        torch.stack([torch.bincount(row, minlength=6)[:n].min() for row, n in zip(chosen, own, strict=True)]) > 50
+    ).all()

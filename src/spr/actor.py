@@ -15,7 +15,7 @@ from spr.config import Config
 from spr.envs import Frames, Step
 from spr.fleet import Fleet
 from spr.graphs import Inbox, Outbox, captured, compiled
-from spr.networks import Noise, networks_without_weights
+from spr.networks import Noise, Valid, networks_without_weights
 from spr.rng import RawNumbers
 
 
@@ -29,8 +29,8 @@ class Actor:
         self._channels = obs.channels
         networks = networks_without_weights(config, num_actions, device)
 
-        def q_values(params: dict[str, Tensor], obs: Tensor, noise: Noise) -> Any:
-            return functional_call(networks, params, (obs, noise))
+        def q_values(params: dict[str, Tensor], obs: Tensor, noise: Noise, valid: Valid = None) -> Any:
+            return functional_call(networks, params, (obs, noise, valid))
 
         self._q_values = vmap(q_values)
         self._names = frozenset(name for name, group in networks.groups().items() if group.acts)
@@ -42,11 +42,11 @@ class Actor:
         self.stack.copy_(torch.cat([older, frame], 2))
 
     @torch.no_grad()
-    def greedy(self, params: dict[str, Tensor], noise: Noise) -> Tensor:
-        """Return the best actions [S, E] under one draw of noise per agent, or under none."""
+    def greedy(self, params: dict[str, Tensor], noise: Noise, valid: Valid = None) -> Tensor:
+        """Return the best actions [S, E] under one draw of noise per agent, or under none; of the valid ones [S, A]."""
         used = {name: p for name, p in params.items() if name in self._names}
         obs = self.stack.to(next(iter(used.values())).dtype) / 255
-        q: Tensor = self._q_values(used, obs, noise)
+        q: Tensor = self._q_values(used, obs, noise, *(() if valid is None else (valid,)))
         return q.argmax(-1)
 
 
@@ -117,7 +117,7 @@ class ActStep:
         self._actor.observe(frame[:, None], is_first[:, None])
         if action is None:
             assert raw is not None
-            action = self._actor.greedy(fleet.state.params, fleet.rng.head_noise(raw.normal))
+            action = self._actor.greedy(fleet.state.params, fleet.rng.head_noise(raw.normal), fleet.state.valid)
             action = fleet.rng.epsilon_greedy(action, raw, self.epsilon)
         fleet.replay.begin_step(is_first, action[:, 0])
         return torch.stack([action[:, 0], fleet.state.diverged.to(action.dtype)])

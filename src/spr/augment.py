@@ -91,9 +91,10 @@ def augment_params(config: Config, shift: Tensor, corner: Tensor, jitter: Tensor
     return AugmentParams(shift, corner, margin, 1 + jitter)
 
 
-def whole_number(uniform: Tensor, count: int) -> Tensor:
+def whole_number(uniform: Tensor, count: int | Tensor) -> Tensor:
     """Turn numbers in [0, 1) into whole ones from 0 to count - 1, alike in probability."""
-    return (uniform * count).floor().clamp(max=count - 1).long()
+    whole = (uniform * count).floor().long()
+    return whole.clamp(max=count - 1) if isinstance(count, int) else torch.minimum(whole, count - 1)
 
 
 def make_views(config: Config, frames: Tensor, offsets: Tensor, visible: Tensor, params: AugmentParams) -> Views:

@@ -19,7 +19,7 @@ from spr.config import Config
 from spr.flat_params import Layout
 from spr.graphs import captured, compiled
 from spr.losses import LossOutput, Objective, importance_weighted
-from spr.networks import CLIPS, Group, Networks, networks_without_weights
+from spr.networks import CLIPS, Group, Networks, networks_without_weights, pad_actions
 from spr.replay import Batch, Replay
 from spr.rng import Draws, RawNumbers, RngStreams
 
@@ -49,6 +49,7 @@ class LearnerState:
     first_moment: Tensor  # [S, P]
     second_moment: Tensor  # [S, P]
     count: Tensor  # [] Adam's steps
+    valid: Tensor | None  # [S, A] which actions each agent's game has; None: all that there is room for
     diverged: Tensor  # [S] whose loss or gradient was not finite: such an agent stays as it was before that update
 
     @property
@@ -79,6 +80,7 @@ class Learner:
     ) -> None:
         """Build the objective without weights: they live in the state.
 
+        There is room for `num_actions`; an agent's game may have fewer (see `init`).
         Weights are of `dtype`; matrix products are taken in `product`, or in the same. `fuse` compiles the three parts
         of an update on a GPU; with another function the same parts run plainly.
         """
@@ -106,13 +108,19 @@ class Learner:
         self._gradients_and_priorities = fuse(self.gradients_and_priorities, device)
         self._step = fuse(self.step, device)
 
-    def init(self, seeds: Sequence[int]) -> LearnerState:
-        """Initialise one agent per seed, each from its own stream of numbers."""
-        agents = []
+    def init(self, seeds: Sequence[int], own_actions: Sequence[int] | None = None) -> LearnerState:
+        """Initialise one agent per seed, each from its own stream of numbers.
+
+        Where games have different numbers of actions, each agent is initialised with its own and then padded: so it is
+        the same alone, among seeds of its game, and among other games.
+        """
+        room, agents = self._num_actions, []
+        each = [room] * len(seeds) if own_actions is None else list(own_actions)
         with torch.random.fork_rng(devices=[]):
-            for seed in seeds:
+            for seed, own in zip(seeds, each, strict=True):
                 torch.manual_seed(seed)
-                agents.append(dict(Networks(self._config, self._num_actions).named_parameters()))
+                networks = Networks(self._config, own)
+                agents.append(pad_actions(dict(networks.named_parameters()), networks.action_dims(), own, room))
         stacked = {name: torch.stack([agent[name].detach() for agent in agents]) for name in agents[0]}
         weights = self.layout.rows(stacked, self._dtype, self._device)
         ema, target = weights[:, self.layout.columns(_in_ema)], weights[:, self.layout.columns(_acts)]
@@ -124,6 +132,7 @@ class Learner:
             first_moment=torch.zeros_like(weights),
             second_moment=torch.zeros_like(weights),
             count=torch.zeros((), device=self._device),
+            valid=_valid(each, room, self._device) if min(each) < room else None,
             diverged=torch.zeros(len(seeds), dtype=torch.bool, device=self._device),
         )
 
@@ -178,11 +187,18 @@ class Learner:
         """Return each agent's gradients [S, P], its loss [S], and what the objective gave."""
         draws, batch = _cast(draws, self._dtype), _cast(batch, self._dtype)
         per_agent = vmap(grad(self._agent_loss, has_aux=True))
-        grads, (loss, output) = per_agent(state.weights, (state.ema, state.target), batch, views, draws)
+        valid = () if state.valid is None else (state.valid,)
+        grads, (loss, output) = per_agent(state.weights, (state.ema, state.target), batch, views, draws, *valid)
         return grads, loss, output
 
     def _agent_loss(
-        self, row: Tensor, targets: tuple[Tensor, Tensor], batch: Batch, views: Views, draws: Draws
+        self,
+        row: Tensor,
+        targets: tuple[Tensor, Tensor],
+        batch: Batch,
+        views: Views,
+        draws: Draws,
+        valid: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, LossOutput]]:
         """Return the loss of one agent with weights [P], to be differentiated by them; and it again with its parts."""
         ema, target = targets
@@ -192,7 +208,7 @@ class Learner:
         if self._has_target:
             sets["target"] = self.layout.views(target, _acts)
         named = {f"{net}.{name}": self._to_product_dtype(name, p) for net, ps in sets.items() for name, p in ps.items()}
-        output: LossOutput = functional_call(self._objective, named, (batch, views, draws))
+        output: LossOutput = functional_call(self._objective, named, (batch, views, draws, valid))
         loss = importance_weighted(output.losses, self._config.weights, batch.weight)
         return loss, (loss, output)
 
@@ -288,6 +304,11 @@ class UpdateRunner:
         """Take up what `sums` returned."""
         if names:
             self._names, self._sums, self._updates = names, sums.to(self._rng.device), updates
+
+
+def _valid(own_actions: Sequence[int], room: int, device: torch.device) -> Tensor:
+    """Return which of the actions that there is room for each agent has, [S, A]."""
+    return torch.arange(room, device=device) < torch.tensor(own_actions, device=device)[:, None]
 
 
 def _cast(tensors: Any, dtype: torch.dtype) -> Any:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from spr.augment import Views, places_of
 from spr.aux_losses import aux_loss, cosine, uniformity, unit
 from spr.config import Config
-from spr.networks import Networks, Noise
+from spr.networks import Networks, Noise, Valid
 from spr.ops import scale_gradient, take_action
 from spr.replay import Batch
 from spr.rng import Draws
@@ -77,14 +77,14 @@ class Objective(nn.Module):
         self.places = places_of(config)
         self.aux_loss = aux_loss(config.learner.aux_loss) if config.target_offsets else None
 
-    def forward(self, batch: Batch, views: Views, draws: Draws) -> LossOutput:
-        """Encode the views of a batch and return its losses."""
+    def forward(self, batch: Batch, views: Views, draws: Draws, valid: Valid = None) -> LossOutput:
+        """Encode the views of a batch and return its losses; `valid` says which actions the agent's game has."""
         places, stop_gradient = self.places, self.config.learner.stop_gradient
         z = _encode(self.online, views.with_grad, draws.dropout, slice(0, places.with_grad))
         with torch.no_grad():
             z_targets, z_bootstrap = self._encode_fixed(views.without_grad, draws.dropout)
         bootstrap = views.without_grad[places.bootstrap - places.with_grad]
-        rl, raw_priority, value = self._rl_loss(z[places.obs], batch, z_bootstrap, bootstrap, draws)
+        rl, raw_priority, value = self._rl_loss(z[places.obs], batch, z_bootstrap, bootstrap, draws, valid)
         losses, metrics = {"rl": rl}, {"value": value}
         if self.aux_loss is not None:
             targets = z_targets if stop_gradient else z[places.targets]
@@ -107,18 +107,18 @@ class Objective(nn.Module):
         return z_targets, z_bootstrap[0]
 
     def _rl_loss(
-        self, z: Tensor, batch: Batch, z_bootstrap: Tensor, bootstrap: Tensor, draws: Draws
+        self, z: Tensor, batch: Batch, z_bootstrap: Tensor, bootstrap: Tensor, draws: Draws, valid: Valid
     ) -> tuple[Tensor, Tensor, Tensor]:
         """n-step Q-learning (Mnih et al. 2015; van Hasselt et al. 2016): losses and raw priorities [B], mean value."""
         online = self.online
         with torch.no_grad():
-            chosen_by, valued_by = self._bootstrap_outputs(z_bootstrap, bootstrap, draws)
-            best = online.q_values(chosen_by).argmax(-1)  # [B]
+            chosen_by, valued_by = self._bootstrap_outputs(z_bootstrap, bootstrap, draws, valid)
+            best = online.q_values(chosen_by, valid).argmax(-1)  # [B]
             following = take_action(valued_by, best)  # [B, Z]
         # Dueling networks' convention: two streams flow back into the encoder, so each counts 1/sqrt(2).
         flat = z.flatten(1)
         flat = scale_gradient(flat, 1 / math.sqrt(2)) if online.head.streams == 2 else flat
-        outputs = online.head(flat, _first(draws.noise))[0]
+        outputs = online.head(flat, _first(draws.noise), valid)[0]
         predicted = take_action(outputs, batch.actions[:, 0])  # [B, Z]
         value = online.q_values(predicted.detach()).mean()
         returns, discount = batch.returns[:, None], batch.discount[:, None]
@@ -130,17 +130,17 @@ class Objective(nn.Module):
             target = project_distribution(returns + discount * support, following.softmax(-1), support)
         return cross_entropy(target, predicted), kl_divergence(target, predicted.detach()), value
 
-    def _bootstrap_outputs(self, z: Tensor, obs: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def _bootstrap_outputs(self, z: Tensor, obs: Tensor, draws: Draws, valid: Valid) -> tuple[Tensor, Tensor]:
         """Return the outputs [B, A, Z] at the bootstrap that choose the action, and those that value it."""
         if self.target is None:
             # The target network is the online one (update period 1) under noise of its own.
-            outputs = self.online.head(z.flatten(1), draws.noise)
+            outputs = self.online.head(z.flatten(1), draws.noise, valid)
             choosing, valuing = outputs[0], outputs[-1]
         else:
-            choosing = self.online.head(z.flatten(1), _first(draws.noise))[0]
+            choosing = self.online.head(z.flatten(1), _first(draws.noise), valid)[0]
             place = slice(self.places.bootstrap, self.places.bootstrap + 1)
             target = _encode(self.target, obs[None], draws.dropout, place)[0]
-            valuing = self.target.head(target.flatten(1), _last(draws.noise))[0]
+            valuing = self.target.head(target.flatten(1), _last(draws.noise), valid)[0]
         return (choosing if self.config.learner.double_q else valuing), valuing
 
     def _aux_losses(self, z: Tensor, batch: Batch, z_targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -45,6 +45,31 @@ _OUT, _SIGMA, _ENCODER, _MODEL, _PREDICTOR = GROUPS
 CLIPS = tuple(dict.fromkeys(group.clip for group in GROUPS if group.clip is not None))
 
 
+class ActionDim(NamedTuple):
+    """Where the entries of actions lie in a parameter: at the end of a dimension, so many for each."""
+
+    dim: int
+    each: int
+
+
+def pad_actions(named: Mapping[str, Tensor], dims: Mapping[str, ActionDim], own: int, room: int) -> dict[str, Tensor]:
+    """Make room for actions that an agent's game lacks: entries of zero, which no gradient ever reaches."""
+    padded = dict(named)
+    for name, (dim, each) in dims.items():
+        shape = list(named[name].shape)
+        shape[dim] = (room - own) * each
+        padded[name] = torch.cat([named[name], named[name].new_zeros(shape)], dim)
+    return padded
+
+
+def crop_actions(named: Mapping[str, Tensor], dims: Mapping[str, ActionDim], own: int, room: int) -> dict[str, Tensor]:
+    """Take that room away again: the parameters of an agent as if it were alone with its own actions."""
+    cropped = dict(named)
+    for name, (dim, each) in dims.items():
+        cropped[name] = named[name].narrow(dim, 0, named[name].shape[dim] - (room - own) * each)
+    return cropped
+
+
 class LayerNoise(NamedTuple):
     """Standard normal draws for one noisy layer, before the signed square root."""
 
@@ -59,6 +84,9 @@ class HeadNoise(NamedTuple):
     value: LayerNoise | tuple[()]  # nothing without dueling streams
     advantage: LayerNoise
 
+
+# [A] which of the actions that there is room for an agent's game has; None: all. Agents of several games share shapes.
+Valid = Tensor | None
 
 Noise = HeadNoise | tuple[()]  # nothing where the Q-head is not noisy, or acts without noise
 
@@ -201,19 +229,23 @@ class QHead(nn.Module):
             self.value = NoisyLinear(network.hidden, self.atoms, sigma)
         self.advantage = NoisyLinear(network.hidden, num_actions * self.atoms, sigma)
 
-    def forward(self, z: Tensor, noise: Noise) -> Tensor:
+    def forward(self, z: Tensor, noise: Noise, valid: Valid = None) -> Tensor:
         """Return the outputs [G, B, A, Z] of every action under G draws of noise, or [1, B, A, Z] without any."""
         if not noise:
             *value, advantage = F.relu(self.project(z)).chunk(self.streams, -1)
-            return self._joined([self.value.mean(v) for v in value], self.advantage.mean(advantage))[None]
+            return self._joined([self.value.mean(v) for v in value], self.advantage.mean(advantage), valid)[None]
         *value, advantage = F.relu(self.hidden.factorised(z, noise.hidden)).chunk(self.streams, -1)
-        return self._joined([self.value(v, noise.value) for v in value], self.advantage(advantage, noise.advantage))
+        values = [self.value(v, noise.value) for v in value]
+        return self._joined(values, self.advantage(advantage, noise.advantage), valid)
 
-    def _joined(self, value: list[Tensor], advantage: Tensor) -> Tensor:
+    def _joined(self, value: list[Tensor], advantage: Tensor, valid: Valid) -> Tensor:
         advantage = advantage.unflatten(-1, (self.num_actions, self.atoms))
         if not value:
             return advantage
-        return value[0][..., None, :] + advantage - advantage.mean(-2, keepdim=True)
+        if valid is None:
+            return value[0][..., None, :] + advantage - advantage.mean(-2, keepdim=True)
+        own = torch.where(valid[:, None], advantage, 0)
+        return value[0][..., None, :] + advantage - own.sum(-2, keepdim=True) / valid.sum()
 
     def project(self, z: Tensor) -> Tensor:
         """g: flat latents [B, L] -> projections [B, streams * hidden], by the mean weights, without ReLU."""
@@ -306,16 +338,22 @@ class Networks(nn.Module):
         bias = self.predictor.bias
         return ops.linear(y, self.predictor.weight, 0 if bias is None else bias)
 
-    def q_values(self, outputs: Tensor) -> Tensor:
-        """Return Q-values [...] of the head's outputs [..., Z]."""
-        if not self.categorical:
-            return outputs.squeeze(-1)
-        return expected_value(outputs.softmax(-1), self.support)
+    def q_values(self, outputs: Tensor, valid: Valid = None) -> Tensor:
+        """Return Q-values [..., A] of the head's outputs [..., A, Z]; those of actions that a game lacks are -inf."""
+        q = expected_value(outputs.softmax(-1), self.support) if self.categorical else outputs.squeeze(-1)
+        return q if valid is None else q.masked_fill(~valid, -torch.inf)
 
-    def forward(self, obs: Tensor, noise: Noise = ()) -> Tensor:
+    def forward(self, obs: Tensor, noise: Noise = (), valid: Valid = None) -> Tensor:
         """Return Q-values [B, A] of observations [B, C, H, W], under one draw of noise or none."""
         group = tree_map(lambda e: e[None], noise)
-        return self.q_values(self.head(self.encoder(obs).flatten(1), group)[0])
+        return self.q_values(self.head(self.encoder(obs).flatten(1), group, valid)[0], valid)
+
+    def action_dims(self) -> dict[str, ActionDim]:
+        """Say which parameters have entries of their own for each action, and where."""
+        found = {id(parameter): ActionDim(0, self.head.atoms) for parameter in self.head.advantage.parameters()}
+        if hasattr(self, "transition"):
+            found[id(self.transition.conv1.weight)] = ActionDim(1, 1)
+        return {name: found[id(parameter)] for name, parameter in self.named_parameters() if id(parameter) in found}
 
 
 def expected_value(probabilities: Tensor, support: Tensor) -> Tensor:

@@ -37,12 +37,23 @@ class RawNumbers(NamedTuple):
 class RngStreams:
     """One generator per agent, and how its numbers become draws."""
 
-    def __init__(self, config: Config, num_actions: int, seeds: Sequence[int], device: torch.device) -> None:
-        """Seed one generator per agent on the device that uses its numbers."""
+    def __init__(
+        self,
+        config: Config,
+        num_actions: int,
+        seeds: Sequence[int],
+        device: torch.device,
+        own_actions: Sequence[int] | None = None,
+    ) -> None:
+        """Seed one generator per agent on the device that uses its numbers.
+
+        There is room for `num_actions`, and numbers are drawn for all of them, whatever an agent's own are.
+        """
         self.generators = [torch.Generator(device=device).manual_seed(seed) for seed in seeds]
         self.device = device
         self._config = config
-        self._num_actions = num_actions
+        own = [num_actions] * len(seeds) if own_actions is None else list(own_actions)
+        self._own_actions = torch.tensor(own, device=device)[:, None]  # [S, 1]
         self._noise_shapes, self._noise_tree = pytree.tree_flatten(noise_shapes(config, num_actions))
         self._noise_size = sum(size.numel() for size in self._noise_shapes)
         shapes = encoder_shapes(config.network.encoder, observation_shape(config))
@@ -103,11 +114,11 @@ class RngStreams:
         if not self._explores:
             return action
         chance, other = raw.uniform.split(1, 1)
-        return torch.where(chance < epsilon, whole_number(other, self._num_actions), action)
+        return torch.where(chance < epsilon, whole_number(other, self._own_actions), action)
 
     def random_actions(self) -> Tensor:
         """Draw one uniformly random action per agent, [S, 1]."""
-        return whole_number(self._filled(1, torch.Tensor.uniform_), self._num_actions)
+        return whole_number(self._filled(1, torch.Tensor.uniform_), self._own_actions)
 
     def _dropout(self, uniform: Tensor, views: int, batch: int) -> tuple[Tensor, ...]:
         p, shapes = self._config.network.dropout, self._dropout_shapes
