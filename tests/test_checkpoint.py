@@ -456,7 +456,7 @@ def test_what_a_first_learning_step_compiles_is_told_before_it_and_once(tmp_path
     monkeypatch.setattr(runner, "_compiles", lambda _: True)
     monkeypatch.setattr(checkpoint, "remove", lambda _: None)
     config = CONFIG.override({"evaluation.episodes": 1, "schedule.steps": 80})
-    job = runner.TrainJob("spr", "catch", (0,), config, CPU, "fp32", tmp_path, 5)
+    job = runner.TrainJob("spr", {"catch": config}, (0,), CPU, "fp32", tmp_path, 5)
 
     def told(**how):
         seen = []
@@ -465,15 +465,15 @@ def test_what_a_first_learning_step_compiles_is_told_before_it_and_once(tmp_path
         return [after.info.step - 1 for event, after in pairwise(steps) if isinstance(event, events.Compiling)]
 
     assert told() == [TINY["schedule.learning_starts"]]
-    (job.folder(0) / "result.json").unlink()
-    checkpoint.path_of(job.folder(0), 80).unlink()
+    (job.folder(job.members[0]) / "result.json").unlink()
+    checkpoint.path_of(job.folder(job.members[0]), 80).unlink()
     assert told(resume_runs=True) == [75]
 
 
 @pytest.mark.slow
 def test_a_wish_to_stop_interrupts_an_evaluation_and_a_replay_at_once(tmp_path):
     config = CONFIG.override({"evaluation.episodes": 3, "schedule.steps": 80})
-    job = runner.TrainJob("spr", "catch", (0,), config, CPU, "fp32", tmp_path, 5)
+    job = runner.TrainJob("spr", {"catch": config}, (0,), CPU, "fp32", tmp_path, 5)
     for kind, how in ((events.Evaluated, {}), (events.Replaying, {"resume_runs": True})):
         seen = []
 
@@ -482,30 +482,35 @@ def test_a_wish_to_stop_interrupts_an_evaluation_and_a_replay_at_once(tmp_path):
 
         with pytest.raises(KeyboardInterrupt):
             runner.run_training(job, seen.append, stop, **how)
-        assert not runs.finished(job.folder(0))
+        assert not runs.finished(job.folder(job.members[0]))
     assert runner.run_training(job, seen.append, lambda: False, resume_runs=True) == 0
-    assert runs.finished(job.folder(0))
+    assert runs.finished(job.folder(job.members[0]))
 
 
 def test_a_fleet_killed_while_its_first_checkpoints_are_written_stays_together(tmp_path):
     """Runs with a checkpoint each, and one that has none yet; a new seed beside them is another fleet."""
-    order = runner.TrainJob("spr", "catch", (0, 1, 2), preset_config("spr"), CPU, "fp32", tmp_path, 5)
+    order = runner.TrainJob("spr", {"catch": preset_config("spr")}, (0, 1, 2), CPU, "fp32", tmp_path, 5)
 
-    def leave(seed, *steps):
-        folder = order.folder(seed)
+    members = [runner.Member("catch", seed) for seed in range(4)]
+
+    def leave(member, *steps):
+        folder = order.folder(member)
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
         for step in steps:
             checkpoint.path_of(folder, step).write_bytes(b"")
 
-    leave(0, 5)
-    leave(1, 5)
-    assert runner._fleets(order, [0, 1, 2]) == [[2], [0, 1]]
-    leave(2)
-    assert runner._fleets(order, [0, 1, 2]) == [[0, 1, 2]]
-    leave(3, 10, 15)
-    assert runner._fleets(order, [0, 1, 2, 3]) == [[2], [0, 1], [3]]
-    assert runner._fleets(order, []) == []
+    def fleets(*which):
+        return [[member.seed for member in fleet] for fleet in runner._fleets(order, [members[i] for i in which], True)]
+
+    leave(members[0], 5)
+    leave(members[1], 5)
+    assert fleets(0, 1, 2) == [[2], [0, 1]]
+    leave(members[2])
+    assert fleets(0, 1, 2) == [[0, 1, 2]]
+    leave(members[3], 10, 15)
+    assert fleets(0, 1, 2, 3) == [[2], [0, 1], [3]]
+    assert fleets() == []
 
 
 @pytest.mark.slow

@@ -120,7 +120,10 @@ def _parser() -> argparse.ArgumentParser:
 def _add_train(commands: Any) -> None:
     train = commands.add_parser("train", help="train agents on a game and evaluate them", description=_train.__doc__)
     train.add_argument(
-        "game", help="catch, an Atari game such as pong or ms_pacman, or a Gymnasium id (module:Name-v0)"
+        "games",
+        nargs="+",
+        metavar="GAME",
+        help="catch, Atari games such as pong and ms_pacman, Gymnasium ids (module:Name-v0); 'all' for Atari 100k's 26",
     )
     train.add_argument("--preset", default="spr", help="the method: one of 'spr presets' (default: spr)")
     train.add_argument(
@@ -191,7 +194,7 @@ def _add_sweep(commands: Any) -> None:
 
 
 def _train(args: argparse.Namespace, console: Console) -> int:
-    """Train one agent per seed on a game, play the evaluation's games, and store everything under OUT/NAME/GAME/."""
+    """Train one agent per game and seed, play the evaluation's games, and store everything under OUT/NAME/GAME/."""
     changes = dict(parse_override(text) for text in args.set)
     if args.steps is not None:
         changes["schedule.steps"] = args.steps
@@ -205,9 +208,8 @@ def _train(args: argparse.Namespace, console: Console) -> int:
     tune(device, precision)
     job = TrainJob(
         preset=args.preset,
-        game=args.game,
+        configs={game: preset_config(args.preset, game).override(changes) for game in _games(args.games)},
         seeds=tuple(_seeds(args.seeds)),
-        config=preset_config(args.preset, args.game).override(changes),
         device=device,
         precision=precision,
         out=args.out,
@@ -241,7 +243,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
         name=args.name,
         exactly=args.precision != "auto",
     )
-    games = [game for name in args.games for game in (game_names() if name == "all" else [name])]
+    games = _games(args.games)
     jobs = plan(args.presets, games, range(args.seeds), settings, args.agents, together if here else None)
     if args.dry_run:
         console.print(forecast(jobs, settings, together))
@@ -387,6 +389,15 @@ def _doctor(_: argparse.Namespace, console: Console) -> int:
     say(disk > 2**28, "disk", f"{disk / 2**30:.1f} GiB free here; a run's folder takes about 20 MB")
     console.print(table)
     return 0 if fine else 1
+
+
+def _games(names: Sequence[str]) -> list[str]:
+    """Return the games that were named; 'all' are the 26 of Atari 100k."""
+    games = [game for name in names for game in (game_names() if name == "all" else [name])]
+    twice = next((game for game in games if games.count(game) > 1), None)
+    if twice is not None:
+        raise UserError(f"the game {twice} is given twice")
+    return games
 
 
 def _seeds(seeds: Sequence[int]) -> list[int]:

@@ -13,7 +13,6 @@ from rich.table import Table
 from spr import events
 from spr.aux_losses import known
 from spr.events import Event
-from spr.runs import seeds_text
 from spr.train import StepInfo
 
 _PLAIN_EVERY = 15.0  # seconds between lines where no bar can be drawn
@@ -104,8 +103,8 @@ class Display:
     def __call__(self, event: Event) -> None:  # noqa: C901, PLR0912 - one line for each kind of event
         """Show one event."""
         match event:
-            case events.Skipped(seeds, why):
-                self._line(f"{why}, skipped: {seeds_text(seeds)}")
+            case events.Skipped(names, why):
+                self._line(f"{why}, skipped: {names}")
             case events.FleetBegins(title, notice):
                 self._line(title)
                 if notice:

@@ -38,9 +38,10 @@ class Step(NamedTuple):
 
 
 class Envs(Protocol):
-    """N environments of one game, stepped together."""
+    """N environments, stepped together."""
 
-    num_actions: int
+    num_actions: int  # that there is room for
+    own_actions: list[int] | None  # of each environment, where some have fewer; None: all have that many
     protocol: dict[str, Any]
     deterministic: bool  # whether the same seed and actions give the same game again
     notice: str  # what a person should know before playing it; empty where there is nothing
@@ -81,6 +82,55 @@ def make(game: str, count: int, threads: int = 0, obs: ObservationConfig = _GRAY
     raise UserError(f"unknown game '{game}'{hint}")
 
 
+ATARI_ACTIONS = 18  # of the console's joystick
+
+
+class Together:
+    """Environments of several games as one vector: every game's own are stepped at the same time."""
+
+    def __init__(self, parts: Sequence[tuple[Envs, Sequence[int]]]) -> None:
+        """Take environments, and which places of the whole vector are theirs.
+
+        There is always room for the console's 18 actions, whichever games are played: so an agent draws the same
+        numbers in any company, and one compiled update serves all of them.
+        """
+        self._parts = [(envs, np.asarray(places)) for envs, places in parts]
+        self._count = sum(len(places) for _, places in parts)
+        own = np.zeros(self._count, np.int64)
+        for envs, places in self._parts:
+            own[places] = envs.num_actions
+        self.own_actions: list[int] | None = own.tolist()
+        self.num_actions = max(ATARI_ACTIONS, int(own.max()))
+        self.deterministic = all(envs.deterministic for envs, _ in self._parts)
+        self.notice = "\n".join(envs.notice for envs, _ in self._parts if envs.notice)
+        self.protocol: dict[str, Any] = {}  # each game has its own
+
+    def reset(self, seeds: Sequence[int]) -> Frames:
+        """Start every game from its own seed."""
+        return self._gather([envs.reset([seeds[i] for i in places]) for envs, places in self._parts])
+
+    def send(self, action: NDArray[np.int64]) -> None:
+        """Begin one step of all."""
+        for envs, places in self._parts:
+            envs.send(action[places])
+
+    def recv(self) -> Step:
+        """Wait for all."""
+        outs = [envs.recv() for envs, _ in self._parts]
+        return Step(*(self._gather(list(arrays)) for arrays in zip(*outs, strict=True)))
+
+    def close(self) -> None:
+        """Release what the environments hold."""
+        for envs, _ in self._parts:
+            envs.close()
+
+    def _gather(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        whole = np.empty((self._count, *arrays[0].shape[1:]), arrays[0].dtype)
+        for array, (_, places) in zip(arrays, self._parts, strict=True):
+            whole[places] = array
+        return whole
+
+
 def seeds_for(seed: int, purpose: str, count: int) -> list[int]:
     """Derive independent seeds of environments from an agent's seed: one list for each purpose."""
     sequence = np.random.SeedSequence([seed, *purpose.encode()])
@@ -116,6 +166,7 @@ class Atari:
             rom, count, num_threads=threads, stack_num=1, autoreset_mode="SameStep", **options
         )
         self.num_actions = len(self._ale.get_action_set())
+        self.own_actions: list[int] | None = None
         self.deterministic = True
         checksum = rom_checksum(rom)
         self.notice = ""
@@ -180,6 +231,7 @@ class Gymnasium:
             shapes = "(height, width) or (height, width, 1 or 3)"
             raise UserError(f"'{game}' observes {images}; images are needed: uint8, of shape {shapes}")
         self.num_actions = int(space.n)
+        self.own_actions: list[int] | None = None
         self.deterministic = False  # some are, but none promises it
         self.notice = _unlike_benchmark(game, self._envs[0])
         kind = "gray" if obs.channels == 1 else "colour"
@@ -274,6 +326,7 @@ class Catch:
             )
         self._obs = obs
         self.num_actions = 3
+        self.own_actions: list[int] | None = None
         self.deterministic = True
         self.notice = ""
         self.protocol = {"name": "catch", "version": 1, "balls": self.BALLS}

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from spr.actor import Actor
 from spr.config import Config
-from spr.envs import Envs, make, seeds_for
+from spr.envs import ATARI_ACTIONS, Envs, make, seeds_for
 from spr.errors import UserError
 from spr.graphs import Inbox, Outbox, captured
 from spr.hardware import cores
-from spr.networks import num_actions_of
+from spr.networks import num_actions_of, valid_actions
 
 # Games of one agent that are played at the same time: enough for one agent to keep a machine busy, and few enough for
 # the emulators of ten to start soon, at a tenth of a second each.
@@ -37,14 +37,21 @@ class Playing(NamedTuple):
 
 
 def play(
-    config: Config, game: str, params: dict[str, Tensor], seeds: Sequence[int], epsilon: float | None = None
+    config: Config,
+    game: str | Sequence[str],
+    params: dict[str, Tensor],
+    seeds: Sequence[int],
+    epsilon: float | None = None,
 ) -> Iterator[Playing]:
     """Play `evaluation.episodes` games per agent without network noise; the last thing yielded holds every score.
+
+    All agents play one game, or each the one at its place.
 
     A free slot starts its agent's next game. Every game started is finished and counted, so short games are not
     favoured, as they would be if the first to finish counted. Slots are double-buffered in two halves: while the
     emulators of one half step, the actions of the other are selected.
     """
+    games = [game] * len(seeds) if isinstance(game, str) else list(game)
     chance = config.evaluation.epsilon if epsilon is None else epsilon
     slots = min(config.evaluation.episodes, _SLOTS)
     logs = [_EpisodeLog(config.evaluation.episodes, started=slots) for _ in seeds]
@@ -55,7 +62,7 @@ def play(
 
     def make_group(where: tuple[range, int]) -> _Group:
         part, agent = where
-        envs = make(game, len(part), min(threads, len(part)), config.observation)
+        envs = make(games[agent], len(part), min(threads, len(part)), config.observation)
         return _Group(envs, agent, seeds[agent], part, logs[agent], chance)
 
     groups: list[_Group] = []
@@ -63,12 +70,16 @@ def play(
         # Making several emulators at once gains little, but putting them into their first states does.
         with ThreadPoolExecutor(_STARTING) as pool:
             groups += pool.map(make_group, [(part, agent) for part in parts for agent in range(len(seeds))])
-        here, learnt = groups[0].envs.num_actions, num_actions_of(config, {name: p.shape for name, p in params.items()})
-        if learnt != here:
-            raise UserError(f"this agent chooses between {learnt} actions, but {game} has {here}")
+        own = [group.envs.num_actions for group in groups[: len(seeds)]]
+        room = num_actions_of(config, {name: p.shape for name, p in params.items()})
+        for name, here in zip(games, own, strict=True):
+            if here > room or (isinstance(game, str) and room not in (here, ATARI_ACTIONS)):
+                raise UserError(f"this agent chooses between {room} actions, but {name} has {here}")
+        device = next(iter(params.values())).device
+        valid = None if isinstance(game, str) and min(own) == room else valid_actions(own, room, device)
         of_each = [groups[i : i + len(seeds)] for i in range(0, len(groups), len(seeds))]
         halves = [
-            _Half(config, here, params, (len(seeds), len(part)), members)
+            _Half(config, params, valid, (len(seeds), len(part)), members)
             for part, members in zip(parts, of_each, strict=True)
         ]
         for half in halves:
@@ -150,18 +161,24 @@ class _Half:
     """Half of the slots of every agent, [S, E]: their frames and actions; closed groups keep their last."""
 
     def __init__(
-        self, config: Config, num_actions: int, params: dict[str, Tensor], shape: tuple[int, int], groups: list[_Group]
+        self,
+        config: Config,
+        params: dict[str, Tensor],
+        valid: Tensor | None,
+        shape: tuple[int, int],
+        groups: list[_Group],
     ) -> None:
         device = next(iter(params.values())).device
         self.groups = groups
         self._frame = np.zeros((*shape, *config.observation.frame), np.uint8)
         self._is_first = np.ones(shape, np.bool_)
-        actor = Actor(config, num_actions, shape, device)
+        room = num_actions_of(config, {name: p.shape for name, p in params.items()})
+        actor = Actor(config, room, shape, device)
         inbox = Inbox(device, {"frame": self._frame, "is_first": self._is_first})
 
         def act() -> Tensor:
             actor.observe(inbox["frame"], inbox["is_first"])
-            return actor.greedy(params, noise=())
+            return actor.greedy(params, noise=(), valid=valid)
 
         self._inbox, self._outbox = inbox, Outbox(device)
         self._act = captured(act, device)

@@ -12,7 +12,7 @@ from spr.train import StepInfo
 class Skipped(NamedTuple):
     """Runs that need no work, and why: they are finished, or have diverged."""
 
-    seeds: list[int]
+    names: str
     why: str
 
 

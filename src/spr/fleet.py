@@ -1,15 +1,17 @@
-"""Owns a fleet: S agents of one game and one configuration, their parts put together on one device."""
+"""Owns a fleet: S agents of one configuration, of one or several games, their parts put together on one device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from spr.config import Config
 from spr.envs import Envs
 from spr.errors import UserError
 from spr.hardware import free_memory
 from spr.learner import Learner, LearnerState
+from spr.networks import crop_actions, networks_without_weights
 from spr.replay import Replay, memory_needed
 from spr.rng import RngStreams
 
@@ -30,6 +32,13 @@ class Fleet:
     replay: Replay
     rng: RngStreams
 
+    def agent(self, i: int) -> dict[str, Tensor]:
+        """Return the weights of one agent, with its own actions only."""
+        room = self.envs.num_actions
+        own = room if self.envs.own_actions is None else self.envs.own_actions[i]
+        dims = networks_without_weights(self.config, room, self.device).action_dims()
+        return crop_actions({name: p[i] for name, p in self.state.params.items()}, dims, own, room)
+
 
 def assemble(
     config: Config, envs: Envs, seeds: Sequence[int], device: torch.device, product: torch.dtype = torch.float32
@@ -42,9 +51,9 @@ def assemble(
         device=device,
         envs=envs,
         learner=learner,
-        state=learner.init(seeds),
+        state=learner.init(seeds, envs.own_actions),
         replay=Replay(config, len(seeds), device),
-        rng=RngStreams(config, envs.num_actions, seeds, device),
+        rng=RngStreams(config, envs.num_actions, seeds, device, envs.own_actions),
     )
 
 

@@ -19,7 +19,7 @@ from spr.config import Config
 from spr.flat_params import Layout
 from spr.graphs import captured, compiled
 from spr.losses import LossOutput, Objective, importance_weighted
-from spr.networks import CLIPS, Group, Networks, networks_without_weights, pad_actions
+from spr.networks import CLIPS, Group, Networks, networks_without_weights, pad_actions, valid_actions
 from spr.replay import Batch, Replay
 from spr.rng import Draws, RawNumbers, RngStreams
 
@@ -132,7 +132,8 @@ class Learner:
             first_moment=torch.zeros_like(weights),
             second_moment=torch.zeros_like(weights),
             count=torch.zeros((), device=self._device),
-            valid=_valid(each, room, self._device) if min(each) < room else None,
+            # Agents of several games compute alike in any company, even those that use all the room.
+            valid=None if own_actions is None else valid_actions(each, room, self._device),
             diverged=torch.zeros(len(seeds), dtype=torch.bool, device=self._device),
         )
 
@@ -304,11 +305,6 @@ class UpdateRunner:
         """Take up what `sums` returned."""
         if names:
             self._names, self._sums, self._updates = names, sums.to(self._rng.device), updates
-
-
-def _valid(own_actions: Sequence[int], room: int, device: torch.device) -> Tensor:
-    """Return which of the actions that there is room for each agent has, [S, A]."""
-    return torch.arange(room, device=device) < torch.tensor(own_actions, device=device)[:, None]
 
 
 def _cast(tensors: Any, dtype: torch.dtype) -> Any:

@@ -70,6 +70,11 @@ def crop_actions(named: Mapping[str, Tensor], dims: Mapping[str, ActionDim], own
     return cropped
 
 
+def valid_actions(own: Sequence[int], room: int, device: torch.device) -> Tensor:
+    """Return which of the actions that there is room for each agent has, [S, A]."""
+    return torch.arange(room, device=device) < torch.tensor(own, device=device)[:, None]
+
+
 class LayerNoise(NamedTuple):
     """Standard normal draws for one noisy layer, before the signed square root."""
 

@@ -4,10 +4,10 @@ It shows nothing itself: whatever happens goes to a consumer as an event.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from spr import checkpoint, events, matching, resume, runs
 from spr.checkpoint import Checkpoint, Spec, Writer
 from spr.config import Config
-from spr.envs import make
+from spr.envs import Envs, Together, make
 from spr.errors import UnusableError, UserError
 from spr.evaluate import play
 from spr.events import Consumer
@@ -30,14 +30,20 @@ FAILED = 1
 _MOST_METRICS = 1_000
 
 
+class Member(NamedTuple):
+    """One agent of a job: a game and a seed."""
+
+    game: str
+    seed: int
+
+
 @dataclass(frozen=True)
 class TrainJob:
-    """What is to be trained, where, and how often it is saved."""
+    """What is to be trained, where, and how often it is saved: every game with every seed."""
 
     preset: str
-    game: str
+    configs: Mapping[str, Config]  # by game; what some games differ by is the preset's to say
     seeds: tuple[int, ...]
-    config: Config
     device: torch.device
     precision: str
     out: Path
@@ -45,18 +51,24 @@ class TrainJob:
     name: str | None = None  # of the folder that its runs share, if not their preset's
     exactly: bool = False  # whether finished runs count only if they were made with this precision
 
-    def folder(self, seed: int) -> Path:
-        """Return where the run of a seed lives."""
-        return runs.folder(self.out, self.name or self.preset, self.game, seed)
+    @property
+    def members(self) -> list[Member]:
+        """Every agent, game by game."""
+        return [Member(game, seed) for game in self.configs for seed in self.seeds]
 
-    def run(self, seed: int, environment: dict[str, Any]) -> Run:
-        """Return the run of a seed."""
-        return Run(self.folder(seed), self.preset, self.game, seed, self.config, environment, self.precision)
+    def folder(self, member: Member) -> Path:
+        """Return where an agent's run lives."""
+        return runs.folder(self.out, self.name or self.preset, member.game, member.seed)
 
-    def finished(self, seed: int) -> bool:
-        """Say whether the run of a seed has its result; a run with other settings in its folder is refused."""
-        wanted = matching.Wanted(self.preset, self.game, seed, self.config, self.precision, self.exactly)
-        return matching.finished_as(self.folder(seed), wanted)
+    def run(self, member: Member, environment: dict[str, Any]) -> Run:
+        """Return an agent's run."""
+        config = self.configs[member.game]
+        return Run(self.folder(member), self.preset, *member, config, environment, self.precision)
+
+    def finished(self, member: Member) -> bool:
+        """Say whether an agent's run has its result; a run with other settings in its folder is refused."""
+        wanted = matching.Wanted(self.preset, *member, self.configs[member.game], self.precision, self.exactly)
+        return matching.finished_as(self.folder(member), wanted)
 
 
 def run_training(
@@ -66,58 +78,96 @@ def run_training(
 
     `stop` is polled between steps: training saves and ends; what can be done again is interrupted at once.
     """
-    paths = [job.folder(seed) for seed in job.seeds]
+    paths = [job.folder(member) for member in job.members]
     if not resume_runs:
         runs.refuse_taken(paths, overwrite)
     with runs.locked(paths):
         results: list[dict[str, Any]] = []
-        done = [seed for seed in job.seeds if resume_runs and job.finished(seed)]
+        done = [member for member in job.members if resume_runs and job.finished(member)]
         if done:
-            tell(events.Skipped(done, "finished already"))
-        diverged = [seed for seed in job.seeds if resume_runs and runs.diverged(job.folder(seed))]
+            tell(events.Skipped(_named(done), "finished already"))
+        diverged = [member for member in job.members if resume_runs and runs.diverged(job.folder(member))]
         if diverged:
-            tell(events.Skipped(diverged, "diverged (--overwrite starts again)"))
-        left = [seed for seed in job.seeds if seed not in (*done, *diverged)]
-        if left and len(left) > (most := largest_fleet(job.config, job.device)):
-            raise UserError(
-                f"{len(left)} agents do not fit into the free memory of the {job.device.type}, {most} do: train fewer "
-                "seeds at once, or set a smaller replay.capacity"
-            )
-        for seeds in _fleets(job, left) if resume_runs else [left]:
-            finished = _train_and_evaluate(job, seeds, tell, stop, resume_runs)
+            tell(events.Skipped(_named(diverged), "diverged (--overwrite starts again)"))
+        left = [member for member in job.members if member not in (*done, *diverged)]
+        for members in _fleets(job, left, resume_runs):
+            config = job.configs[members[0].game]
+            if len(members) > (most := largest_fleet(config, job.device)):
+                raise UserError(
+                    f"{len(members)} agents do not fit into the free memory of the {job.device.type}, {most} do: train "
+                    "fewer seeds or games at once, or set a smaller replay.capacity"
+                )
+            finished = _train_and_evaluate(job, members, tell, stop, resume_runs)
             if finished is None:
                 return INTERRUPTED
             results += finished
     if results:
         tell(events.Finished(job.out, results))
-    return 0 if len(results) + len(done) == len(job.seeds) else FAILED
+    return 0 if len(results) + len(done) == len(job.members) else FAILED
 
 
-def _fleets(job: TrainJob, seeds: Sequence[int]) -> list[list[int]]:
-    """Divide unfinished runs into fleets that can go on together: those that were saved after the same step."""
-    if not seeds:
-        return []
-    saved = {seed: set(checkpoint.steps_of(job.folder(seed))) for seed in seeds}
+def _named(members: Sequence[Member]) -> str:
+    """Name agents for a person, game by game."""
+    by_game: dict[str, list[int]] = {}
+    for game, seed in members:
+        by_game.setdefault(game, []).append(seed)
+    if len({tuple(seeds) for seeds in by_game.values()}) == 1 and len(by_game) > 3:
+        return f"{len(by_game)} games, {runs.seeds_text(next(iter(by_game.values())))}"
+    return "; ".join(f"{game}, {runs.seeds_text(seeds)}" for game, seeds in by_game.items())
+
+
+def _fleets(job: TrainJob, members: Sequence[Member], resume_runs: bool) -> list[list[Member]]:
+    """Divide unfinished runs into fleets: those of one configuration that start together, or were saved together."""
+    by_config: dict[Config, list[Member]] = {}
+    for member in members:
+        by_config.setdefault(job.configs[member.game], []).append(member)
+    if not resume_runs:
+        return list(by_config.values())
+    return [fleet for group in by_config.values() for fleet in _saved_together(job, group)]
+
+
+def _saved_together(job: TrainJob, members: Sequence[Member]) -> list[list[Member]]:
+    """Divide unfinished runs into those that were saved after the same step."""
+    saved = {member: set(checkpoint.steps_of(job.folder(member))) for member in members}
     if set.intersection(*saved.values()):
-        return [list(seeds)]
+        return [list(members)]
     # Killed while the first checkpoints were written: apart they would round differently, so all begin again.
-    begun = all((job.folder(seed) / "config.json").is_file() for seed in seeds)
+    begun = all((job.folder(member) / "config.json").is_file() for member in members)
     if begun and all(steps <= {job.checkpoint_every} for steps in saved.values()):
-        return [list(seeds)]
-    by_step: dict[int, list[int]] = {}
-    for seed in seeds:
-        by_step.setdefault(max(saved[seed], default=0), []).append(seed)
+        return [list(members)]
+    by_step: dict[int, list[Member]] = {}
+    for member in members:
+        by_step.setdefault(max(saved[member], default=0), []).append(member)
     return [by_step[step] for step in sorted(by_step)]
 
 
+def _environments(members: Sequence[Member], config: Config) -> tuple[Envs, dict[str, dict[str, Any]]]:
+    """Make one environment per agent, a vector for each game; and return each game's protocol."""
+    places: dict[str, list[int]] = {}
+    for i, member in enumerate(members):
+        places.setdefault(member.game, []).append(i)
+    made: list[tuple[Envs, Sequence[int]]] = []
+    try:
+        for game, mine in places.items():
+            made.append((make(game, len(mine), obs=config.observation), mine))
+    except UserError:
+        for envs, _ in made:
+            envs.close()
+        raise
+    protocols = {game: envs.protocol for game, (envs, _) in zip(places, made, strict=True)}
+    return (Together(made) if len(made) > 1 else made[0][0]), protocols
+
+
 def _train_and_evaluate(
-    job: TrainJob, seeds: Sequence[int], tell: Consumer, stop: Callable[[], bool], resume_runs: bool
+    job: TrainJob, members: Sequence[Member], tell: Consumer, stop: Callable[[], bool], resume_runs: bool
 ) -> list[dict[str, Any]] | None:
     """Bring one fleet to its results; None if somebody asked to stop."""
-    envs = make(job.game, len(seeds), obs=job.config.observation)
+    config = job.configs[members[0].game]
+    envs, protocols = _environments(members, config)
     try:
-        mine = [job.run(seed, envs.protocol) for seed in seeds]
-        fleet = assemble(job.config, envs, seeds, job.device, product_dtype(job.precision))
+        mine = [job.run(member, protocols[member.game]) for member in members]
+        seeds = [member.seed for member in members]
+        fleet = assemble(config, envs, seeds, job.device, product_dtype(job.precision))
         training = Training(fleet)
         begun = [run for run in mine if resume_runs and matching.begun(run)]
         saved = _latest(training, mine, tell) if len(begun) == len(mine) else []
@@ -125,7 +175,7 @@ def _train_and_evaluate(
             runs.refuse_taken([run.path for run in mine], overwrite=True)
             runs.create(mine)
         where = f"{device_name(job.device)}, {job.precision}"
-        tell(events.FleetBegins(f"{job.preset} on {job.game}, {runs.seeds_text(seeds)}, {where}", envs.notice))
+        tell(events.FleetBegins(f"{job.preset} on {_named(members)}, {where}", envs.notice))
         before = 0.0
         if saved:
             _restore(training, mine, saved, tell, stop)
@@ -133,7 +183,7 @@ def _train_and_evaluate(
         finished, seconds = _train(training, mine, job.checkpoint_every, before, tell, stop)
         healthy = [i for i in range(len(mine)) if i not in training.diverged]
         for i in healthy:
-            runs.save_agent(mine[i], {name: p[i] for name, p in fleet.state.params.items()}, training.step)
+            runs.save_agent(mine[i], fleet.agent(i), training.step)
     finally:
         envs.close()
     if not finished:
@@ -251,9 +301,9 @@ def _evaluate(
         if stop():
             raise KeyboardInterrupt
 
-    config, game, seeds = fleet.config, mine[0].game, [fleet.seeds[i] for i in which]
+    config, games, seeds = fleet.config, [mine[i].game for i in which], [fleet.seeds[i] for i in which]
     params = {name: p[list(which)] for name, p in fleet.state.params.items()}
-    episodes = evaluate_agents(config, game, params, seeds, tell_or_stop)
+    episodes = evaluate_agents(config, games, params, seeds, tell_or_stop)
     measured: dict[str, Any] = {
         **trained,
         "eval_seconds": round(time.monotonic() - began, 1),
@@ -261,8 +311,8 @@ def _evaluate(
         "device": device_name(fleet.device),
     }
     extra: list[dict[str, Any]] = [{} for _ in which]
-    if normalised(game, 0.0) is None:
-        chance = evaluate_agents(config, game, params, seeds, tell_or_stop, epsilon=1.0)
+    if any(normalised(game, 0.0) is None for game in games):
+        chance = evaluate_agents(config, games, params, seeds, tell_or_stop, epsilon=1.0)
         extra = [{"random_score": sum(scores) / len(scores)} for scores in chance]
     evaluated = [mine[i] for i in which]
     return [runs.save_result(run, e, measured | x) for run, e, x in zip(evaluated, episodes, extra, strict=True)]
@@ -270,7 +320,7 @@ def _evaluate(
 
 def evaluate_agents(
     config: Config,
-    game: str,
+    game: str | Sequence[str],
     params: dict[str, Tensor],
     seeds: Sequence[int],
     tell: Consumer,

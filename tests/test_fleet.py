@@ -1,0 +1,118 @@
+"""Fleets of several games: an agent is the same alone, among seeds of its game, and among other games."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import CPU, TINY, as_options
+from safetensors.torch import load_file
+
+from spr.cli import main
+from spr.display import StopRequest
+from spr.envs import Together, make
+from spr.evaluate import play
+from spr.fleet import assemble
+from spr.presets import preset_config
+from spr.train import train
+
+GAMES = ["pong", "breakout", "alien", "pong"]  # 6, 4, 18 and 6 actions
+SEEDS = [3, 1, 7, 5]
+# Few updates: in float32 a best action may flip by rounding later, and then runs part.
+CONFIG = preset_config("spr").override(TINY | {"schedule.steps": 64, "evaluation.episodes": 2})
+
+
+def together(games, obs):
+    places = {game: [i for i, name in enumerate(games) if name == game] for game in games}
+    return Together([(make(game, len(where), obs=obs), where) for game, where in places.items()])
+
+
+def trained(games, seeds):
+    envs = together(games, CONFIG.observation)
+    fleet = assemble(CONFIG, envs, seeds, CPU)
+    rows = [info.rows for info in train(fleet) if info.rows]
+    envs.close()
+    return fleet, rows
+
+
+@pytest.mark.slow
+def test_the_whole_loop_and_the_evaluation_of_a_mixed_fleet_are_those_of_its_agents_alone():
+    mixed, rows = trained(GAMES, SEEDS)
+    assert mixed.envs.own_actions == [6, 4, 18, 6]
+    *_, scores = play(CONFIG, GAMES, mixed.state.params, SEEDS)
+    for i, (game, seed) in enumerate(zip(GAMES, SEEDS, strict=True)):
+        alone, its_rows = trained([game], [seed])
+        assert torch.equal(mixed.replay.actions[i], alone.replay.actions[0])
+        assert torch.equal(mixed.replay.frames[i], alone.replay.frames[0])
+        assert torch.equal(mixed.replay.rewards[i], alone.replay.rewards[0])
+        assert mixed.replay.actions[i].max() < mixed.envs.own_actions[i]
+        torch.testing.assert_close(mixed.state.weights[i], alone.state.weights[0], rtol=0, atol=1e-5)
+        for name, value in its_rows[-1][0].items():
+            assert value is None or rows[-1][i][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+        params = {name: p[i : i + 1] for name, p in mixed.state.params.items()}
+        *_, its_scores = play(CONFIG, game, params, [seed])
+        assert scores.scores[i] == its_scores.scores[0]
+
+
+def test_steps_of_several_games_are_put_where_they_belong():
+    games = ["catch", "pong", "catch"]
+    both = together(games, CONFIG.observation)
+    parts = [make(game, 1, obs=CONFIG.observation) for game in games]
+    assert both.num_actions == 18
+    assert both.own_actions == [3, 6, 3]
+    frames = both.reset([4, 5, 6])
+    assert (frames == np.concatenate([part.reset([seed]) for part, seed in zip(parts, [4, 5, 6], strict=True)])).all()
+    random = np.random.default_rng(0)
+    for _ in range(40):
+        action = random.integers(0, both.own_actions)
+        both.send(action)
+        out = both.recv()
+        for i, part in enumerate(parts):
+            part.send(action[i : i + 1])
+            own = part.recv()
+            assert all((whole[i] == one[0]).all() for whole, one in zip(out, own, strict=True))
+    both.close()
+
+
+@pytest.mark.slow
+def test_several_games_are_trained_resumed_and_evaluated_in_one_command(tmp_path, capsys):
+    """Killed between two checkpoints and resumed, a fleet of three games ends like one that was not."""
+    small = as_options(TINY | {"evaluation.episodes": 1})
+    command = ["train", "catch", "pong", "breakout", "--seeds", "0", "1", "--steps", "75", *small]
+    assert main([*command, "--out", str(tmp_path / "whole")]) == 0
+    shown = capsys.readouterr().out
+    assert "spr on catch, seeds 0 1; pong, seeds 0 1; breakout, seeds 0 1" in shown
+    stopped = []
+
+    def stop():
+        stopped.append(1)
+        return len(stopped) > 68
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StopRequest, "check", lambda _: stop())
+        assert main([*command, "--out", str(tmp_path / "cut")]) == 130
+    assert main([*command, "--out", str(tmp_path / "cut"), "--resume"]) == 0
+    files = sorted(path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("agent.safetensors"))
+    assert len(files) == 6
+    for file in files:
+        one, two = (tmp_path / where / file for where in ("whole", "cut"))
+        assert one.read_bytes() == two.read_bytes(), file
+    for game, actions in (("catch", 3), ("pong", 6), ("breakout", 4)):
+        weights = load_file(tmp_path / "whole" / "spr" / game / "seed-0" / "agent.safetensors")
+        assert weights["head.advantage.bias"].shape == (actions * 51,)
+    capsys.readouterr()
+    folder = tmp_path / "whole" / "spr" / "pong" / "seed-1"
+    assert main(["evaluate", str(folder), "--json"]) == 0
+    episodes = json.loads((folder / "result.json").read_text())["episodes"]
+    assert json.loads(capsys.readouterr().out)["episodes"] == episodes
+
+
+@pytest.mark.parametrize(
+    ("games", "message"), [(["pong", "pong"], "pong is given twice"), (["pong", "pnog"], "did you mean 'pong'")]
+)
+def test_games_that_can_not_be_a_fleet_are_refused_before_anything_is_written(games, message, tmp_path, capsys):
+    assert main(["train", *games, "--out", str(tmp_path / "runs")]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
