@@ -14,18 +14,25 @@ from spr.learner import Learner
 
 
 class Lengths:
-    """Games whose score is their length: slot t's k-th game lasts a length that depends on its seed."""
+    """Games whose score is their length, which depends on their seed."""
 
     num_actions = 2
+    own_actions = None
 
     def __init__(self, count):
         self.count = count
 
     def reset(self, seeds):
-        self.random = [np.random.default_rng(seed) for seed in seeds]
-        self.left = np.array([self.length(random) for random in self.random])
         self.lives = 0
-        return np.zeros((self.count, 1, 84, 84), np.uint8)
+        self.random = [None] * self.count
+        self.left = np.zeros(self.count, int)
+        return self.restart(range(self.count), seeds)
+
+    def restart(self, places, seeds):
+        for place, seed in zip(places, seeds, strict=True):
+            self.random[place] = np.random.default_rng(seed)
+            self.left[place] = self.length(self.random[place])
+        return np.zeros((len(places), 1, 84, 84), np.uint8)
 
     def length(self, random):
         return random.integers(1, 30)
@@ -51,35 +58,18 @@ def agents(seeds, config):
     return {name: p.detach() for name, p in Learner(config, 2, CPU).init(seeds).params.items()}
 
 
-def by_hand(seed, games, slots, length):
-    """Play out an agent's games on slots that each take the next one when free; even slots move first."""
-    random = [np.random.default_rng(start) for start in evaluate.seeds_for(seed, "evaluate", slots)]
-    scores: list[float | None] = [None] * games
-    at: list[int | None] = list(range(slots))
-    left, begun = [length(r) for r in random], slots
-    scores_of = [float(n) for n in left]
-    while any(game is not None for game in at):
-        for slot in [*range(0, slots, 2), *range(1, slots, 2)]:
-            left[slot] -= 1
-            if left[slot]:
-                continue
-            if at[slot] is not None:
-                scores[at[slot]] = scores_of[slot]
-                at[slot], begun = (begun, begun + 1) if begun < games else (None, begun)
-            left[slot] = length(random[slot])
-            scores_of[slot] = float(left[slot])
-    return scores
-
-
-@pytest.mark.parametrize(("games", "slots"), [(10, 4), (3, 4), (1, 4), (30, 5)])
-def test_every_game_begun_is_finished_and_counts_whatever_its_length(monkeypatch, games, slots):
+@pytest.mark.parametrize(("games", "row", "worth"), [(10, 4, 0), (3, 4, 0), (1, 4, 0), (30, 5, 0), (30, 2, 10**9)])
+def test_every_game_begun_is_finished_and_counts_whatever_its_length(monkeypatch, games, row, worth):
+    """Rows that are free go to other agents or to none; either way each game is the one of its number."""
     monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Lengths(count))  # noqa: ARG005
-    monkeypatch.setattr(evaluate, "_SLOTS", slots)
+    monkeypatch.setattr(evaluate, "_EMULATORS", row)
+    monkeypatch.setattr(evaluate, "_WORTH_STARTING", worth)
     config = Config().override({"evaluation.episodes": games, "network.hidden": 4})
-    *_, last = play(config, "any", agents([0, 5], config), [0, 5])
+    *_, last = play(config, ["any"] * 2, agents([0, 5], config), [0, 5])
     assert last.finished == 2 * games
     for seed, scores in zip([0, 5], last.scores, strict=True):
-        assert scores == by_hand(seed, games, min(games, slots), lambda random: random.integers(1, 30))
+        starts = evaluate.seeds_for(seed, "evaluate", games)
+        assert scores == [np.random.default_rng(start).integers(1, 30) for start in starts]
 
 
 @pytest.mark.slow
@@ -94,7 +84,7 @@ def test_long_games_count_as_often_as_they_begin(monkeypatch):
     config = Config().override({"evaluation.episodes": 20, "network.hidden": 4})
     seeds = list(range(30))
     params = {name: p.expand(len(seeds), *p.shape[1:]) for name, p in agents([0], config).items()}
-    *_, last = play(config, "any", params, seeds)
+    *_, last = play(config, ["any"] * len(seeds), params, seeds)
     long = np.mean([[score == 40 for score in scores] for scores in last.scores])
     assert long == pytest.approx(0.25, abs=0.055)  # 600 games: three standard deviations
 
@@ -113,13 +103,13 @@ def test_an_evaluation_left_early_closes_every_emulator(monkeypatch):
 
     monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Closing(count))  # noqa: ARG005
     config = Config().override({"evaluation.episodes": 12, "network.hidden": 4})
-    games = play(config, "any", agents([0, 5], config), [0, 5])
+    games = play(config, ["any"] * 2, agents([0, 5], config), [0, 5])
     for _ in range(5):
         next(games)
     games.close()
     assert [envs.closed for envs in made] == [1] * 4  # two agents, two halves
     made.clear()
-    *_, last = play(config, "any", agents([0, 5], config), [0, 5])
+    *_, last = play(config, ["any"] * 2, agents([0, 5], config), [0, 5])
     assert last.finished == 24
     assert [envs.closed for envs in made] == [1] * 4
 
@@ -128,15 +118,15 @@ def test_an_evaluation_left_early_closes_every_emulator(monkeypatch):
 def test_an_agent_scores_the_same_alone_and_beside_others():
     config = Config().override({"evaluation.episodes": 14, "network.hidden": 4, "evaluation.epsilon": 0.2})
     params = {name: p.detach() for name, p in Learner(config, 3, CPU).init(range(7)).params.items()}
-    *_, fleet = play(config, "catch", params, range(7))
+    *_, fleet = play(config, ["catch"] * 7, params, range(7))
     for seed in (2, 6):
-        *_, alone = play(config, "catch", {name: p[seed : seed + 1] for name, p in params.items()}, [seed])
+        *_, alone = play(config, ["catch"], {name: p[seed : seed + 1] for name, p in params.items()}, [seed])
         assert fleet.scores[seed] == alone.scores[0]
 
 
 @pytest.mark.slow
-def test_agents_whose_games_are_over_step_no_more(monkeypatch):
-    """One agent's games are twenty times as long as the others': their emulators do not run on in vain."""
+def test_rows_that_are_free_go_to_the_agent_with_the_most_left(monkeypatch):
+    """One agent's games are twenty times as long as the others': it gets their emulators, and none runs in vain."""
     steps = []
 
     class Slow(Lengths):
@@ -144,7 +134,7 @@ def test_agents_whose_games_are_over_step_no_more(monkeypatch):
             return 100 if self.slow else 5
 
         def reset(self, seeds):
-            self.slow = set(seeds) <= set(evaluate.seeds_for(3, "evaluate", 16))
+            self.slow = set(seeds) <= set(evaluate.seeds_for(3, "evaluate", 32))
             return super().reset(seeds)
 
         def recv(self):
@@ -153,16 +143,20 @@ def test_agents_whose_games_are_over_step_no_more(monkeypatch):
 
     monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Slow(count))  # noqa: ARG005
     config = Config().override({"evaluation.episodes": 32, "network.hidden": 4})
-    *_, last = play(config, "any", agents([1, 2, 3], config), [1, 2, 3])
-    assert sorted(set(map(tuple, last.scores))) == [(5.0,) * 32, (100.0,) * 32]
-    assert sum(steps) == 32 * (5 + 5 + 100)
+    monkeypatch.setattr(evaluate, "_WORTH_STARTING", 100)
+    monkeypatch.setattr(evaluate, "cores", lambda: 2)
+    *rounds, last = play(config, ["any"] * 3, agents([1, 2, 3], config), [1, 2, 3])
+    assert last.scores == [[5.0] * 32, [5.0] * 32, [100.0] * 32]
+    # On its own two rows of four it would take 400 rounds; with the six rows of all three, 24 games at a time.
+    assert len(rounds) < 260
+    assert sum(steps) < 1.3 * 32 * (5 + 5 + 100)
 
 
 @pytest.mark.slow
 def test_epsilon_one_is_the_random_agent():
     config = Config().override({"evaluation.episodes": 100, "network.hidden": 4})
     params = {name: p.detach() for name, p in Learner(config, 3, CPU).init([0]).params.items()}
-    *_, last = play(config, "catch", params, [0], epsilon=1.0)
+    *_, last = play(config, ["catch"], params, [0], epsilon=1.0)
     assert np.mean(last.scores[0]) == pytest.approx(2.6, abs=0.6)
 
 

@@ -33,18 +33,22 @@ class Actor:
             return functional_call(networks, params, (obs, noise, valid))
 
         self._q_values = vmap(q_values)
-        self._names = frozenset(name for name, group in networks.groups().items() if group.acts)
+        self.names = frozenset(name for name, group in networks.groups().items() if group.acts)
 
-    def observe(self, frame: Tensor, is_first: Tensor) -> None:
-        """Push frames [S, E, C, H, W]; where an episode begins [S, E], the frames before it become black."""
+    def observe(self, frame: Tensor, is_first: Tensor, moved: Tensor | None = None) -> None:
+        """Push frames [S, E, C, H, W]; where an episode begins [S, E], the frames before it become black.
+
+        With `moved` [S], only the stacks of some agents change.
+        """
         assert (frame.dim(), is_first.dim()) == (5, 2)
         older = self.stack[:, :, self._channels :] * ~is_first[..., None, None, None]
-        self.stack.copy_(torch.cat([older, frame], 2))
+        stack = torch.cat([older, frame], 2)
+        self.stack.copy_(stack if moved is None else torch.where(moved[:, None, None, None, None], stack, self.stack))
 
     @torch.no_grad()
     def greedy(self, params: dict[str, Tensor], noise: Noise, valid: Valid = None) -> Tensor:
         """Return the best actions [S, E] under one draw of noise per agent, or under none; of the valid ones [S, A]."""
-        used = {name: p for name, p in params.items() if name in self._names}
+        used = {name: p for name, p in params.items() if name in self.names}
         obs = self.stack.to(next(iter(used.values())).dtype) / 255
         q: Tensor = self._q_values(used, obs, noise, *(() if valid is None else (valid,)))
         return q.argmax(-1)

@@ -273,7 +273,7 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
     params = {name: tensor[None].to(device) for name, tensor in weights.items()}
     quiet = Console(stderr=True) if args.json else console
     with Display(quiet) as display:
-        scores = evaluate_agents(config, run.game, params, [seed], display)[0]
+        scores = evaluate_agents(config, [run.game], params, [seed], display)[0]
     mean = sum(scores) / len(scores)
     human = normalised(run.game, mean)
     steps = config.schedule.steps

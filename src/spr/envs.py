@@ -40,14 +40,17 @@ class Step(NamedTuple):
 class Envs(Protocol):
     """N environments, stepped together."""
 
-    num_actions: int  # that there is room for
-    own_actions: list[int] | None  # of each environment, where some have fewer; None: all have that many
+    num_actions: int  # that an agent has room for
+    own_actions: list[int] | None  # of each environment's game, which may have fewer; None: exactly those
     protocol: dict[str, Any]
     deterministic: bool  # whether the same seed and actions give the same game again
     notice: str  # what a person should know before playing it; empty where there is nothing
 
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start a game in each environment from its own seed."""
+
+    def restart(self, places: Sequence[int], seeds: Sequence[int]) -> Frames:
+        """Start new games in some environments, each from its own seed; the others stay as they are. [places, ...]."""
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Begin one step with an action for each environment; the caller may do other work meanwhile."""
@@ -82,25 +85,23 @@ def make(game: str, count: int, threads: int = 0, obs: ObservationConfig = _GRAY
     raise UserError(f"unknown game '{game}'{hint}")
 
 
-ATARI_ACTIONS = 18  # of the console's joystick
+def family(game: str) -> str:
+    """Name the games that may share a fleet with this one: all of Atari may; any other game only its own agents."""
+    return "atari" if game != "catch" and game in known_games() else game
 
 
 class Together:
     """Environments of several games as one vector: every game's own are stepped at the same time."""
 
     def __init__(self, parts: Sequence[tuple[Envs, Sequence[int]]]) -> None:
-        """Take environments, and which places of the whole vector are theirs.
-
-        There is always room for the console's 18 actions, whichever games are played: so an agent draws the same
-        numbers in any company, and one compiled update serves all of them.
-        """
+        """Take environments of one family, and which places of the whole vector are theirs."""
         self._parts = [(envs, np.asarray(places)) for envs, places in parts]
         self._count = sum(len(places) for _, places in parts)
         own = np.zeros(self._count, np.int64)
         for envs, places in self._parts:
-            own[places] = envs.num_actions
+            own[places] = envs.own_actions or envs.num_actions
         self.own_actions: list[int] | None = own.tolist()
-        self.num_actions = max(ATARI_ACTIONS, int(own.max()))
+        (self.num_actions,) = {envs.num_actions for envs, _ in self._parts}
         self.deterministic = all(envs.deterministic for envs, _ in self._parts)
         self.notice = "\n".join(envs.notice for envs, _ in self._parts if envs.notice)
         self.protocol: dict[str, Any] = {}  # each game has its own
@@ -108,6 +109,17 @@ class Together:
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start every game from its own seed."""
         return self._gather([envs.reset([seeds[i] for i in places]) for envs, places in self._parts])
+
+    def restart(self, places: Sequence[int], seeds: Sequence[int]) -> Frames:
+        """Start new games in some environments."""
+        frames: dict[int, Frames] = {}
+        for envs, theirs in self._parts:
+            mine = [(n, int(np.flatnonzero(theirs == place)[0])) for n, place in enumerate(places) if place in theirs]
+            if mine:
+                new = envs.restart([place for _, place in mine], [seeds[n] for n, _ in mine])
+                for (n, _), frame in zip(mine, new, strict=True):
+                    frames[n] = frame
+        return np.stack([frames[n] for n in range(len(places))])
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Begin one step of all."""
@@ -165,8 +177,10 @@ class Atari:
         self._ale: Any = ALEVectorInterface(
             rom, count, num_threads=threads, stack_num=1, autoreset_mode="SameStep", **options
         )
-        self.num_actions = len(self._ale.get_action_set())
-        self.own_actions: list[int] | None = None
+        # Room for all of the console's actions, whichever game is played: so an agent draws the same numbers in any
+        # company, and one compiled update serves every game.
+        self.num_actions = 18
+        self.own_actions: list[int] | None = [len(self._ale.get_action_set())] * count
         self.deterministic = True
         checksum = rom_checksum(rom)
         self.notice = ""
@@ -184,6 +198,12 @@ class Atari:
         frames, info = self._ale.reset(np.arange(len(seeds)), np.asarray(seeds))
         self._before = _frames_before(info)
         return _channels_first(frames)
+
+    def restart(self, places: Sequence[int], seeds: Sequence[int]) -> Frames:
+        """Start new games in some environments: exactly those that `reset` starts from these seeds."""
+        frames, info = self._ale.reset(np.asarray(places), np.asarray(seeds))
+        self._before = _frames_before(info)
+        return _channels_first(frames)[list(places)]
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Let the emulator's threads repeat the actions for four frames."""
@@ -247,7 +267,12 @@ class Gymnasium:
 
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start every game from its own seed."""
-        return np.stack([to_frame(e.reset(seed=seed)[0], self._obs) for e, seed in zip(self._envs, seeds, strict=True)])
+        return self.restart(range(len(seeds)), seeds)
+
+    def restart(self, places: Sequence[int], seeds: Sequence[int]) -> Frames:
+        """Start new games in some environments."""
+        images = [self._envs[place].reset(seed=seed)[0] for place, seed in zip(places, seeds, strict=True)]
+        return np.stack([to_frame(image, self._obs) for image in images])
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Remember the actions: these environments step only when their results are waited for."""
@@ -339,10 +364,15 @@ class Catch:
 
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start every game from its own seed."""
-        self._random = [np.random.default_rng(seed) for seed in seeds]
-        for i in range(self._count):
-            self._new_game(i)
-        return self._draw()
+        self._random = [np.random.default_rng() for _ in seeds]
+        return self.restart(range(self._count), seeds)
+
+    def restart(self, places: Sequence[int], seeds: Sequence[int]) -> Frames:
+        """Start new games on some boards."""
+        for place, seed in zip(places, seeds, strict=True):
+            self._random[place] = np.random.default_rng(seed)
+            self._new_game(place)
+        return self._draw()[list(places)]
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Move the paddles."""

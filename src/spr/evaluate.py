@@ -1,10 +1,13 @@
 """Owns the protocol's evaluation: a fixed number of whole games per agent, each counted from before its first move.
 
-Shapes: S agents, E slots (environments) per agent; frames are [C, H, W].
+A game depends on its agent, the agent's seed and its own number only: it has a seed and a stream of random numbers of
+its own. So agents score the same in any company, and games are played wherever and whenever a core is free.
+Shapes: S agents, R rows of E emulators, each row lent to one agent; A actions; frames are [C, H, W].
 """
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 import numpy as np
@@ -13,16 +16,16 @@ from torch import Tensor
 
 from spr.actor import Actor
 from spr.config import Config
-from spr.envs import ATARI_ACTIONS, Envs, make, seeds_for
+from spr.envs import Envs, make, seeds_for
 from spr.errors import UserError
 from spr.graphs import Inbox, Outbox, captured
 from spr.hardware import cores
-from spr.networks import num_actions_of, valid_actions
+from spr.networks import crop_actions, networks_without_weights, num_actions_of, pad_actions, valid_actions
 
-# Games of one agent that are played at the same time: enough for one agent to keep a machine busy, and few enough for
-# the emulators of ten to start soon, at a tenth of a second each.
-_SLOTS = 16
-_STARTING = 4  # groups of emulators that are started at the same time
+_EMULATORS = 4  # of a row: few, since all of them step until the last of their games is over
+_THREADS = 2  # of a row
+_WORTH_STARTING = 2_000  # steps that an agent must have left to play: emulators take about as long to start
+_BLOCK = 256  # steps for which a game draws its exploration at once
 
 
 class Playing(NamedTuple):
@@ -38,96 +41,166 @@ class Playing(NamedTuple):
 
 def play(
     config: Config,
-    game: str | Sequence[str],
+    games: Sequence[str],
     params: dict[str, Tensor],
     seeds: Sequence[int],
     epsilon: float | None = None,
 ) -> Iterator[Playing]:
     """Play `evaluation.episodes` games per agent without network noise; the last thing yielded holds every score.
 
-    All agents play one game, or each the one at its place.
-
-    A free slot starts its agent's next game. Every game started is finished and counted, so short games are not
-    favoured, as they would be if the first to finish counted. Slots are double-buffered in two halves: while the
-    emulators of one half step, the actions of the other are selected.
+    Each agent plays the game at its place. Rows are in two halves: while the emulators of one half step, the actions of
+    the other are selected. A free emulator starts its agent's next game, and a free row goes to the agent with the most
+    left to play. Every game that is started is finished and counted, so short games are not favoured, as they would be
+    if the first to finish counted.
     """
-    games = [game] * len(seeds) if isinstance(game, str) else list(game)
     chance = config.evaluation.epsilon if epsilon is None else epsilon
-    slots = min(config.evaluation.episodes, _SLOTS)
-    logs = [_EpisodeLog(config.evaluation.episodes, started=slots) for _ in seeds]
-    parts = [part for part in (range(0, slots, 2), range(1, slots, 2)) if part]
-    # With many more threads than cores the one that chooses the actions would wait for its turn; with one thread for
-    # each group the games of the last agent would be slow.
-    threads = max(2, cores() // (len(parts) * len(seeds)))
+    logs = [_EpisodeLog(seed, config.evaluation.episodes, chance) for seed in seeds]
+    size = min(_EMULATORS, config.evaluation.episodes)
+    rows = max(len(seeds), math.ceil(cores() / size))  # of a half: with few agents enough for every core
+    made: list[_Row] = []
+    pool = ThreadPoolExecutor(max(2, cores() // 2))
 
-    def make_group(where: tuple[range, int]) -> _Group:
-        part, agent = where
-        envs = make(games[agent], len(part), min(threads, len(part)), config.observation)
-        return _Group(envs, agent, seeds[agent], part, logs[agent], chance)
+    def lend(agent: int) -> _Row:
+        def open_envs(count: int) -> Envs:
+            return make(games[agent], count, _THREADS, config.observation)
 
-    groups: list[_Group] = []
+        made.append(row := _Row(agent, logs[agent], open_envs, pool, logs[agent].claim(size)))
+        return row
+
     try:
-        # Making several emulators at once gains little, but putting them into their first states does.
-        with ThreadPoolExecutor(_STARTING) as pool:
-            groups += pool.map(make_group, [(part, agent) for part in parts for agent in range(len(seeds))])
-        own = [group.envs.num_actions for group in groups[: len(seeds)]]
-        room = num_actions_of(config, {name: p.shape for name, p in params.items()})
-        for name, here in zip(games, own, strict=True):
-            if here > room or (isinstance(game, str) and room not in (here, ATARI_ACTIONS)):
-                raise UserError(f"this agent chooses between {room} actions, but {name} has {here}")
-        device = next(iter(params.values())).device
-        valid = None if isinstance(game, str) and min(own) == room else valid_actions(own, room, device)
-        of_each = [groups[i : i + len(seeds)] for i in range(0, len(groups), len(seeds))]
-        halves = [
-            _Half(config, params, valid, (len(seeds), len(part)), members)
-            for part, members in zip(parts, of_each, strict=True)
-        ]
-        for half in halves:
-            half.act()
-        while halves:
+        turns = [agent for _ in range(math.ceil(2 * rows / len(seeds))) for agent in range(len(seeds))][: 2 * rows]
+        first = [lend(agent) for agent in turns if logs[agent].unstarted]
+        for row in first:
+            row.starting.result()
+        params, valid = _with_room(config, games, params, {row.agent: row.envs for row in first})
+        halves = [_Half(config, params, valid, (rows, size)) for _ in range(2)]
+        for i, row in enumerate(first):
+            halves[i // rows].take(row)
+        while any(half.rows for half in halves):
             for half in halves:
                 half.recv()
+                while half.has_room and (agent := _most_left(logs)) is not None:
+                    half.take(lend(agent))
                 half.act()
-            halves = [half for half in halves if half.groups]
+            if not any(half.playing for half in halves):
+                wait([row.starting for half in halves for row in half.rows.values()], return_when=FIRST_COMPLETED)
             yield Playing([log.scores for log in logs])
     finally:
-        for group in groups:
-            group.close()
+        pool.shutdown(cancel_futures=True)
+        for row in made:
+            row.close()
+
+
+def _most_left(logs: Sequence["_EpisodeLog"]) -> int | None:
+    """Return the agent with the most steps left to play in games that have not started, if they are worth a row."""
+    left = [log.steps_left for log in logs]
+    agent = int(np.argmax(left))
+    return agent if left[agent] > 0 and left[agent] >= _WORTH_STARTING else None
+
+
+def _with_room(
+    config: Config, games: Sequence[str], params: dict[str, Tensor], envs: dict[int, Envs]
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Give agents room for as many actions as their environments do, and return which are valid, [S, A].
+
+    In a fleet they have it already; stored agents have their own actions only.
+    """
+    room = envs[0].num_actions
+    learnt = num_actions_of(config, {name: p.shape for name, p in params.items()})
+    own = [(envs[i].own_actions or [room])[0] for i in range(len(games))]
+    device = next(iter(params.values())).device
+    dims = networks_without_weights(config, room, device).action_dims()
+    for i, (game, mine) in enumerate(zip(games, own, strict=True)):
+        agent = {name: p[i] for name, p in params.items()}
+        if learnt == room:  # what an agent of a fleet has no use for is zero
+            again = pad_actions(crop_actions(agent, dims, mine, room), dims, mine, room)
+            fits = all(bool((again[name] == agent[name]).all()) for name in dims)
+        else:
+            fits = learnt == mine
+        if not fits:
+            raise UserError(f"this agent chooses between {learnt} actions, but {game} has {mine}")
+    if learnt != room:
+        # One dimension more: that of the agents comes first.
+        wider = {name: dim._replace(dim=dim.dim + 1) for name, dim in dims.items()}
+        params = pad_actions(params, wider, learnt, room)
+    return params, None if envs[0].own_actions is None else valid_actions(own, room, device)
 
 
 class _EpisodeLog:
-    """The games of one agent: how many have started, and the scores of those that are over."""
+    """The games of one agent: how many have started, how long they are, and the scores of those that are over."""
 
-    def __init__(self, games: int, started: int) -> None:
-        self.scores: list[float | None] = [None] * games
-        self._started = started
+    def __init__(self, seed: int, episodes: int, epsilon: float) -> None:
+        self.seed, self.epsilon = seed, epsilon
+        self.starts = seeds_for(seed, "evaluate", episodes)
+        self.scores: list[float | None] = [None] * episodes
+        self.steps = 0
+        self._started = 0
 
-    def start(self) -> int | None:
-        """Return the number of the next game, or None when all have started."""
-        if self._started == len(self.scores):
-            return None
-        self._started += 1
-        return self._started - 1
+    @property
+    def unstarted(self) -> int:
+        """How many games have not started."""
+        return len(self.scores) - self._started
+
+    def claim(self, count: int) -> list[int]:
+        """Return the numbers of the next games, at most so many; none when all have started."""
+        numbers = list(range(self._started, min(self._started + count, len(self.scores))))
+        self._started += len(numbers)
+        return numbers
+
+    @property
+    def steps_left(self) -> float:
+        """How many steps the games that have not started will take, if they are as long as the others."""
+        over = sum(score is not None for score in self.scores)
+        return self.unstarted * self.steps / max(over, 1)
 
 
-class _Group:
-    """One agent's slots in one half: what they show, and which games are played there; arrays [E, ...].
+class _Row:
+    """Emulators of one agent that step together: what they show, and which games are played there; arrays [E, ...].
 
-    Closed once its games are over, so that no emulator steps needlessly.
+    Starting games takes a while, so a thread of the pool does it, and the other rows play on. Closed once its games are
+    over, so that no emulator steps needlessly.
     """
 
-    def __init__(self, envs: Envs, agent: int, seed: int, slots: range, log: _EpisodeLog, epsilon: float) -> None:
+    envs: Envs
+    frame: NDArray[np.uint8]
+
+    def __init__(
+        self,
+        agent: int,
+        log: _EpisodeLog,
+        open_envs: Callable[[int], Envs],
+        pool: ThreadPoolExecutor,
+        numbers: list[int],
+    ) -> None:
         self.agent = agent
-        self.envs = envs
-        self._open = True
-        self._log, self._epsilon = log, epsilon
-        self._games: list[int | None] = list(slots)
-        self._running = np.zeros(len(slots))
-        # An agent's draws do not depend on its neighbours' games, nor on those of the other half.
-        self._rng = np.random.default_rng([seed, slots.start, *b"evaluate"])
-        starts = seeds_for(seed, "evaluate", slots.stop)
-        self.frame = self.envs.reset([starts[slot] for slot in slots])
-        self.is_first = np.ones(len(slots), np.bool_)
+        self._log, self._open_envs, self._pool = log, open_envs, pool
+        self._opened = False
+        count = len(numbers)
+        self._games: list[int | None] = list(numbers)
+        self._running = np.zeros(count)
+        self._rng = [self._stream(number) for number in numbers]
+        self._explores, self._other = np.zeros((count, _BLOCK), np.bool_), np.zeros((count, _BLOCK), np.int64)
+        self._at = np.full(count, _BLOCK)
+        self.is_first = np.ones(count, np.bool_)
+        self.starting = pool.submit(self._open, numbers)
+
+    def _open(self, numbers: list[int]) -> None:
+        self.envs = self._open_envs(len(numbers))
+        self._opened = True
+        self.frame = self.envs.reset([self._log.starts[number] for number in numbers])
+
+    def _restart(self, begin: dict[int, int]) -> None:
+        frame = self.frame.copy()
+        frame[list(begin)] = self.envs.restart(list(begin), [self._log.starts[number] for number in begin.values()])
+        self.frame = frame
+
+    def _stream(self, number: int) -> np.random.Generator:
+        return np.random.default_rng([self._log.seed, number, *b"evaluate"])
+
+    @property
+    def ready(self) -> bool:
+        """Whether its games have started; what went wrong with that is raised here."""
+        return self.starting.done() and self.starting.result() is None
 
     @property
     def over(self) -> bool:
@@ -135,71 +208,105 @@ class _Group:
         return all(game is None for game in self._games)
 
     def send(self, action: NDArray[np.int64]) -> None:
-        """Act, epsilon-greedily; a slot without a game plays on, and nothing of it counts."""
-        explore = self._rng.random(len(action)) < self._epsilon
-        self.envs.send(np.where(explore, self._rng.integers(self.envs.num_actions, size=len(action)), action))
+        """Act, epsilon-greedily; an emulator without a game plays on, and nothing of it counts."""
+        own = (self.envs.own_actions or [self.envs.num_actions])[0]
+        for i in np.flatnonzero(self._at == _BLOCK).tolist():
+            self._explores[i] = self._rng[i].random(_BLOCK) < self._log.epsilon
+            self._other[i] = self._rng[i].integers(own, size=_BLOCK)
+            self._at[i] = 0
+        now = (np.arange(len(action)), self._at)
+        self.envs.send(np.where(self._explores[now], self._other[now], action))
+        self._at += 1
 
     def recv(self) -> None:
         """Take in one step; note the scores of games that ended by it, and start the next ones."""
         out = self.envs.recv()
         self.frame, self.is_first = out.frame, out.terminal | out.truncated
         self._running += out.reward
-        for slot in np.flatnonzero(out.game_over).tolist():
-            if (game := self._games[slot]) is not None:
-                self._log.scores[game] = float(self._running[slot])
-                self._games[slot] = self._log.start()
-            self._running[slot] = 0
+        self._log.steps += sum(game is not None for game in self._games)
+        begin: dict[int, int] = {}
+        for i in np.flatnonzero(out.game_over).tolist():
+            if (game := self._games[i]) is not None:
+                self._log.scores[game] = float(self._running[i])
+                self._games[i] = None
+                begin.update((i, number) for number in self._log.claim(1))
+            self._running[i] = 0
+        for i, number in begin.items():
+            self._games[i], self._rng[i], self._at[i] = number, self._stream(number), _BLOCK
+        if begin:
+            self.starting = self._pool.submit(self._restart, begin)
 
     def close(self) -> None:
         """Release the emulators, once."""
-        if self._open:
+        if self._opened:
             self.envs.close()
-            self._open = False
+            self._opened = False
 
 
 class _Half:
-    """Half of the slots of every agent, [S, E]: their frames and actions; closed groups keep their last."""
+    """Half of the rows, [R, E]: their frames, and a copy of the parameters of the agent that each is lent to."""
 
     def __init__(
-        self,
-        config: Config,
-        params: dict[str, Tensor],
-        valid: Tensor | None,
-        shape: tuple[int, int],
-        groups: list[_Group],
+        self, config: Config, params: dict[str, Tensor], valid: Tensor | None, shape: tuple[int, int]
     ) -> None:
         device = next(iter(params.values())).device
-        self.groups = groups
-        self._frame = np.zeros((*shape, *config.observation.frame), np.uint8)
-        self._is_first = np.ones(shape, np.bool_)
         room = num_actions_of(config, {name: p.shape for name, p in params.items()})
         actor = Actor(config, room, shape, device)
-        inbox = Inbox(device, {"frame": self._frame, "is_first": self._is_first})
+        self.rows: dict[int, _Row] = {}
+        self.playing: list[tuple[int, _Row]] = []  # whose emulators are at work
+        self._count = shape[0]
+        self._frame = np.zeros((*shape, *config.observation.frame), np.uint8)
+        self._is_first = np.ones(shape, np.bool_)
+        # What each row acts by, and where it is copied from when the row is lent to another agent.
+        self._agents = {name: p for name, p in params.items() if name in actor.names}
+        self._lent = {name: p.new_zeros((shape[0], *p.shape[1:])) for name, p in self._agents.items()}
+        self._valid = valid
+        self._lent_valid = None if valid is None else valid.new_zeros((shape[0], room))
+        self._moved = np.zeros(shape[0], np.bool_)
+        inbox = Inbox(device, {"frame": self._frame, "is_first": self._is_first, "moved": self._moved})
 
         def act() -> Tensor:
-            actor.observe(inbox["frame"], inbox["is_first"])
-            return actor.greedy(params, noise=(), valid=valid)
+            actor.observe(inbox["frame"], inbox["is_first"], inbox["moved"])
+            return actor.greedy(self._lent, noise=(), valid=self._lent_valid)
 
         self._inbox, self._outbox = inbox, Outbox(device)
         self._act = captured(act, device)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a row is free."""
+        return len(self.rows) < self._count
+
+    def take(self, row: _Row) -> None:
+        """Take in a row, which may still be starting."""
+        place = next(i for i in range(self._count) if i not in self.rows)
+        self.rows[place] = row
+        for name, p in self._agents.items():
+            self._lent[name][place].copy_(p[row.agent])
+        if self._valid is not None and self._lent_valid is not None:
+            self._lent_valid[place].copy_(self._valid[row.agent])
+
     def act(self) -> None:
-        """Select the actions of all slots, and let the emulators begin."""
-        if not self.groups:
+        """Select actions, and let the emulators begin; rows that are still starting wait."""
+        self.playing = [(place, row) for place, row in self.rows.items() if row.ready]
+        if not self.playing:
             return
-        for group in self.groups:
-            self._frame[group.agent], self._is_first[group.agent] = group.frame, group.is_first
-        self._inbox.send(frame=self._frame, is_first=self._is_first)
+        self._moved[:] = False
+        for place, row in self.playing:
+            count = len(row.frame)
+            self._frame[place, :count], self._is_first[place, :count] = row.frame, row.is_first
+            self._moved[place] = True
+        self._inbox.send(frame=self._frame, is_first=self._is_first, moved=self._moved)
         self._outbox.post(self._act())
         action = self._outbox.read()
-        for group in self.groups:
-            group.send(action[group.agent])
+        for place, row in self.playing:
+            row.send(action[place, : len(row.frame)])
 
     def recv(self) -> None:
-        """Wait for the emulators, and close the groups whose games are over."""
-        for group in self.groups:
-            group.recv()
-        for group in self.groups:
-            if group.over:
-                group.close()
-        self.groups = [group for group in self.groups if not group.over]
+        """Wait for the emulators, and close the rows whose games are over."""
+        for place, row in self.playing:
+            row.recv()
+            if row.over:
+                row.close()
+                del self.rows[place]
+        self.playing = []

@@ -1,6 +1,7 @@
 """Owns what this machine offers: the device to run on, its precision, its name, its cores and its free memory."""
 
 import ctypes
+import gc
 import os
 from pathlib import Path
 
@@ -60,6 +61,13 @@ def free_memory(device: torch.device) -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise UserError("can't read the free memory of this machine from /proc/meminfo")
+
+
+def free_unused(device: torch.device) -> None:
+    """Give back the memory of what is no longer in use, for other programs to take."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def tune(device: torch.device, precision: str) -> None:

@@ -15,13 +15,13 @@ from torch import Tensor
 from spr import checkpoint, events, matching, resume, runs
 from spr.checkpoint import Checkpoint, Spec, Writer
 from spr.config import Config
-from spr.envs import Envs, Together, make
+from spr.envs import Envs, Together, family, make
 from spr.errors import UnusableError, UserError
 from spr.evaluate import play
 from spr.events import Consumer
-from spr.fleet import Fleet, assemble, largest_fleet
+from spr.fleet import assemble, largest_fleet
 from spr.games import normalised
-from spr.hardware import device_name, product_dtype
+from spr.hardware import device_name, free_unused, product_dtype
 from spr.runs import Run
 from spr.train import Training
 
@@ -90,13 +90,9 @@ def run_training(
         if diverged:
             tell(events.Skipped(_named(diverged), "diverged (--overwrite starts again)"))
         left = [member for member in job.members if member not in (*done, *diverged)]
-        for members in _fleets(job, left, resume_runs):
-            config = job.configs[members[0].game]
-            if len(members) > (most := largest_fleet(config, job.device)):
-                raise UserError(
-                    f"{len(members)} agents do not fit into the free memory of the {job.device.type}, {most} do: train "
-                    "fewer seeds or games at once, or set a smaller replay.capacity"
-                )
+        fleets = _fleets(job, left, resume_runs)
+        _refuse_impossible(job, fleets)
+        for members in fleets:
             finished = _train_and_evaluate(job, members, tell, stop, resume_runs)
             if finished is None:
                 return INTERRUPTED
@@ -104,6 +100,20 @@ def run_training(
     if results:
         tell(events.Finished(job.out, results))
     return 0 if len(results) + len(done) == len(job.members) else FAILED
+
+
+def _refuse_impossible(job: TrainJob, fleets: Sequence[Sequence[Member]]) -> None:
+    """Look at every fleet before the first is trained: whether its games are there, and whether it fits."""
+    for i, members in enumerate(fleets):
+        config = job.configs[members[0].game]
+        if len(members) > (most := largest_fleet(config, job.device)):
+            raise UserError(
+                f"{len(members)} agents do not fit into the free memory of the {job.device.type}, {most} do: train "
+                "fewer seeds or games at once, or set a smaller replay.capacity"
+            )
+        if i > 0:  # the first one's are made at once
+            for game in {member.game for member in members}:
+                make(game, 1, obs=config.observation).close()
 
 
 def _named(members: Sequence[Member]) -> str:
@@ -117,13 +127,13 @@ def _named(members: Sequence[Member]) -> str:
 
 
 def _fleets(job: TrainJob, members: Sequence[Member], resume_runs: bool) -> list[list[Member]]:
-    """Divide unfinished runs into fleets: those of one configuration that start together, or were saved together."""
-    by_config: dict[Config, list[Member]] = {}
+    """Divide unfinished runs into fleets: of one configuration and family of games, and saved together if at all."""
+    groups: dict[tuple[str, Config], list[Member]] = {}
     for member in members:
-        by_config.setdefault(job.configs[member.game], []).append(member)
+        groups.setdefault((family(member.game), job.configs[member.game]), []).append(member)
     if not resume_runs:
-        return list(by_config.values())
-    return [fleet for group in by_config.values() for fleet in _saved_together(job, group)]
+        return list(groups.values())
+    return [fleet for group in groups.values() for fleet in _saved_together(job, group)]
 
 
 def _saved_together(job: TrainJob, members: Sequence[Member]) -> list[list[Member]]:
@@ -158,10 +168,33 @@ def _environments(members: Sequence[Member], config: Config) -> tuple[Envs, dict
     return (Together(made) if len(made) > 1 else made[0][0]), protocols
 
 
+class _Trained(NamedTuple):
+    """What training leaves for the evaluation."""
+
+    runs: list[Run]  # whose learning did not diverge
+    params: dict[str, Tensor]  # theirs, [S, ...] each
+    about: dict[str, Any]
+
+
 def _train_and_evaluate(
     job: TrainJob, members: Sequence[Member], tell: Consumer, stop: Callable[[], bool], resume_runs: bool
 ) -> list[dict[str, Any]] | None:
     """Bring one fleet to its results; None if somebody asked to stop."""
+    trained = _train_fleet(job, members, tell, stop, resume_runs)
+    if trained is None:
+        return None
+    # The fleet is gone, and so may be its memory: another one can train while this one is judged.
+    free_unused(job.device)
+    results = _evaluate(job.configs[members[0].game], trained, tell, stop) if trained.runs else []
+    for run in trained.runs:
+        checkpoint.remove(run.path)
+    return results
+
+
+def _train_fleet(
+    job: TrainJob, members: Sequence[Member], tell: Consumer, stop: Callable[[], bool], resume_runs: bool
+) -> _Trained | None:
+    """Train one fleet to its end, from the beginning or from its checkpoints; None if somebody asked to stop."""
     config = job.configs[members[0].game]
     envs, protocols = _environments(members, config)
     try:
@@ -189,13 +222,16 @@ def _train_and_evaluate(
     if not finished:
         tell(events.Stopped(training.step))
         return None
-    trained: dict[str, Any] = {"train_seconds": round(seconds, 1), "precision": job.precision}
+    about = {
+        "train_seconds": round(seconds, 1),
+        "precision": job.precision,
+        "agents_together": len(mine),
+        "device": device_name(job.device),
+    }
     if training.restarts:
-        trained["new_games_after_steps"] = training.restarts
-    results = _evaluate(fleet, mine, healthy, trained, tell, stop) if healthy else []
-    for i in healthy:
-        checkpoint.remove(mine[i].path)
-    return results
+        about["new_games_after_steps"] = training.restarts
+    params = {name: p[healthy] for name, p in fleet.state.params.items()}
+    return _Trained([mine[i] for i in healthy], params, about)
 
 
 def _latest(training: Training, mine: Sequence[Run], tell: Consumer) -> list[Checkpoint]:
@@ -285,14 +321,7 @@ def _compiles(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _evaluate(
-    fleet: Fleet,
-    mine: Sequence[Run],
-    which: Sequence[int],
-    trained: dict[str, Any],
-    tell: Consumer,
-    stop: Callable[[], bool],
-) -> list[dict[str, Any]]:
+def _evaluate(config: Config, trained: _Trained, tell: Consumer, stop: Callable[[], bool]) -> list[dict[str, Any]]:
     """Play the evaluation's games and store the results; where no random score is published, measure one beside."""
     began = time.monotonic()
 
@@ -301,26 +330,21 @@ def _evaluate(
         if stop():
             raise KeyboardInterrupt
 
-    config, games, seeds = fleet.config, [mine[i].game for i in which], [fleet.seeds[i] for i in which]
-    params = {name: p[list(which)] for name, p in fleet.state.params.items()}
-    episodes = evaluate_agents(config, games, params, seeds, tell_or_stop)
-    measured: dict[str, Any] = {
-        **trained,
-        "eval_seconds": round(time.monotonic() - began, 1),
-        "agents_together": len(mine),
-        "device": device_name(fleet.device),
-    }
-    extra: list[dict[str, Any]] = [{} for _ in which]
-    if any(normalised(game, 0.0) is None for game in games):
-        chance = evaluate_agents(config, games, params, seeds, tell_or_stop, epsilon=1.0)
-        extra = [{"random_score": sum(scores) / len(scores)} for scores in chance]
-    evaluated = [mine[i] for i in which]
-    return [runs.save_result(run, e, measured | x) for run, e, x in zip(evaluated, episodes, extra, strict=True)]
+    games, seeds = [run.game for run in trained.runs], [run.seed for run in trained.runs]
+    episodes = evaluate_agents(config, games, trained.params, seeds, tell_or_stop)
+    measured: dict[str, Any] = {**trained.about, "eval_seconds": round(time.monotonic() - began, 1)}
+    extra: list[dict[str, Any]] = [{} for _ in games]
+    if unpublished := [i for i, game in enumerate(games) if normalised(game, 0.0) is None]:
+        params = {name: p[unpublished] for name, p in trained.params.items()}
+        theirs = [games[i] for i in unpublished], params, [seeds[i] for i in unpublished]
+        for i, scores in zip(unpublished, evaluate_agents(config, *theirs, tell_or_stop, epsilon=1.0), strict=True):
+            extra[i] = {"random_score": sum(scores) / len(scores)}
+    return [runs.save_result(run, e, measured | x) for run, e, x in zip(trained.runs, episodes, extra, strict=True)]
 
 
 def evaluate_agents(
     config: Config,
-    game: str | Sequence[str],
+    games: Sequence[str],
     params: dict[str, Tensor],
     seeds: Sequence[int],
     tell: Consumer,
@@ -330,6 +354,6 @@ def evaluate_agents(
     title = "evaluating" if epsilon is None else "a random agent"
     total = config.evaluation.episodes * len(seeds)
     tell(events.Evaluated(title, 0, total))
-    for playing in play(config, game, params, seeds, epsilon):
+    for playing in play(config, games, params, seeds, epsilon):
         tell(events.Evaluated(title, playing.finished, total))
-    return [[score for score in games if score is not None] for games in playing.scores]
+    return [[score for score in scores if score is not None] for scores in playing.scores]
