@@ -136,9 +136,9 @@ def test_the_time_limit_truncates_and_is_not_a_terminal(monkeypatch):
 
 def test_the_protocol_is_stamped():
     envs = make("pong", 1)
-    assert envs.protocol["name"] == "atari"
-    assert envs.protocol["repeat_action_probability"] == 0
-    assert envs.protocol["max_num_frames_per_episode"] == 108_000
+    assert envs.protocols[0]["name"] == "atari"
+    assert envs.protocols[0]["repeat_action_probability"] == 0
+    assert envs.protocols[0]["max_num_frames_per_episode"] == 108_000
     assert envs.num_actions == 6
     envs.close()
 
@@ -177,13 +177,13 @@ def test_a_rom_of_published_scores_is_taken_from_a_folder_and_no_other(monkeypat
     for module in ("spr.roms", "spr.games"):
         monkeypatch.setattr(f"{module}.published_rom", lambda _: PublishedRom(found, "pictures"))
     envs = make("bank_heist", 1)
-    assert envs.protocol["rom"] == found
+    assert envs.protocols[0]["rom"] == found
     assert envs.notice == ""
     envs.close()
     monkeypatch.delenv("ALE_ROMS_DIR")
     envs = make("bank_heist", 1)
     assert "ROM differs from the one that published scores were made with in its pictures" in envs.notice
-    assert envs.protocol["rom"] != found
+    assert envs.protocols[0]["rom"] != found
     envs.close()
 
 

@@ -212,8 +212,8 @@ def test_an_evaluation_is_played_as_on_a_cpu():
     params = {name: p.detach().clone() for name, p in state.params.items()}
     for agent in range(3):
         params["head.advantage.bias"][agent].view(3, -1)[agent, -1] = 100.0
-    *_, expected = play(config, "catch", params, [3, 1, 7])
-    *_, scores = play(config, "catch", {name: p.to(GPU) for name, p in params.items()}, [3, 1, 7])
+    *_, expected = play(config, ["catch"] * 3, params, [3, 1, 7])
+    *_, scores = play(config, ["catch"] * 3, {name: p.to(GPU) for name, p in params.items()}, [3, 1, 7])
     assert scores == expected
 
 
@@ -299,7 +299,7 @@ STATE = ("weights", "ema", "target", "first_moment", "second_moment")
 def test_at_real_sizes_compiling_changes_less_than_bf16_does(agents, record_property):
     """Every result is made so: the paper's sizes, 18 actions, a full ring, bf16, compiled and captured."""
     config, seeds = preset_config("spr"), list(range(agents))
-    games = make("bank_heist", 1)
+    games = make("bank_heist", agents)
 
     def fleet(product):
         return assemble(config, games, seeds, GPU, product)

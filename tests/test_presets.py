@@ -180,9 +180,10 @@ def test_the_quadratic_loss_collapses_the_latents_and_the_cosine_does_not():
     spread = {}
     for preset in ("spr", "spr_quadratic"):
         config = preset_config(preset).override(quick)
-        fleet = assemble(config, make("catch", 1, obs=config.observation), [0], CPU)
-        rows = [info.rows[0] for info in train(fleet) if info.rows]
-        spread[preset] = np.mean([row["spread"] for row in rows[-5:]])
+        fleet = assemble(config, make("catch", 3, obs=config.observation), [0, 1, 2], CPU)
+        rows = [info.rows for info in train(fleet) if info.rows]
+        # Of three seeds the one in the middle: a single run's varies by a factor of ten.
+        spread[preset] = np.median([np.mean([row[i]["spread"] for row in rows[-5:]]) for i in range(3)])
     assert spread["spr_quadratic"] < 0.2 * spread["spr"], spread
 
 

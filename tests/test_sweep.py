@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import CPU, TINY
 from rich.console import Console
 
@@ -18,7 +19,7 @@ from spr.cli import main
 from spr.errors import UserError
 from spr.fleet import largest_fleet
 from spr.plan import Job, Rates, Settings, plan, unfinished
-from spr.sweep import Event, Overview, outcome
+from spr.sweep import Event, Overview, local, outcome
 
 SMALL = tuple(f"{name}={value}" for name, value in (TINY | {"schedule.steps": 150, "evaluation.episodes": 3}).items())
 CHANGES = [part for text in SMALL for part in ("--set", text)]
@@ -99,20 +100,74 @@ def whole(tmp_path_factory):
     return out, said
 
 
-def test_seeds_are_divided_evenly_into_fleets_that_fit(tmp_path):
-    made = plan(["spr", "der"], ["catch", "pong"], range(5), settings(tmp_path), 3, together=1)
-    assert [str(job) for job in made[:3]] == [
-        "spr on catch, seeds 0-2",
+def test_games_and_seeds_are_divided_evenly_into_fleets_that_fit(tmp_path):
+    made = plan(["spr", "der"], ["catch", "pong", "breakout"], range(5), settings(tmp_path), 4, together=1)
+    assert [str(job) for job in made[:5]] == [
+        "spr on catch, seeds 0-2",  # a fleet of its own: only games of Atari share one
         "spr on catch, seeds 3 4",
-        "der on catch, seeds 0-2",
+        "spr on pong, breakout, seeds 0 1",
+        "spr on pong, breakout, seeds 2 3",
+        "spr on pong, breakout, seed 4",
     ]
-    assert [job.game for job in made] == ["catch"] * 4 + ["pong"] * 4
-    everyone = [(job.preset, job.game, seed) for job in made for seed in job.seeds]
-    assert len(set(everyone)) == len(everyone) == 20
+    everyone = [(job.preset, *member) for job in made for member in job.members]
+    assert len(set(everyone)) == len(everyone) == 30
+    assert max(len(job.members) for job in made) == 4
+
+
+def test_more_games_than_fit_are_several_fleets(tmp_path):
+    games = ["pong", "breakout", "alien", "qbert", "hero"]
+    made = plan(["spr"], games, range(2), settings(tmp_path), 2, together=1)
+    assert [job.games for job in made] == [("pong", "breakout")] * 2 + [("alien", "qbert")] * 2 + [("hero",)]
+    assert [job.seeds for job in made] == [(0,), (1,), (0,), (1,), (0, 1)]
+    assert made[0] != made[1]
+    logs = {settings(tmp_path).log(job) for job in made}
+    assert len(logs) == 5
+
+
+def test_the_next_fleet_trains_while_one_is_judged(tmp_path, monkeypatch):
+    """On a GPU: what is evaluated there needs the CPU only."""
+    jobs = [Job("spr", ("catch",), (seed,)) for seed in range(3)]
+    shares = {jobs[0]: 0.5, jobs[1]: 0.5, jobs[2]: 0.5}
+    ends = dict.fromkeys(jobs)
+
+    class Fake:
+        def __init__(self, arguments, *_):
+            self.job = next(job for job in jobs if str(job.seeds[0]) == arguments[arguments.index("--seeds") + 1])
+
+        def ended(self):
+            return ends[self.job]
+
+        def event(self, job):
+            return Event(job, "done")
+
+        def kill(self):
+            pass
+
+    free = [2**40]
+    monkeypatch.setattr("spr.sweep.free_memory", lambda _: free[0])
+    monkeypatch.setattr("spr.sweep.Command", Fake)
+    monkeypatch.setattr("spr.sweep._LOOK", 0)
+    made = Settings(tmp_path, torch.device("cuda"), "bf16", SMALL, 50)
+    monkeypatch.setattr(Settings, "steps_done", lambda _, job: shares[job])
+    never = type("Never", (), {"check": lambda _: False})()
+    events = local(1)(jobs, made, never)
+    assert next(events) == Event(jobs[0], "running")
+    assert [next(events) for _ in range(3)] == [None] * 3  # one trains at a time
+    shares[jobs[0]], free[0] = 1, 0
+    assert [next(events) for _ in range(3)] == [None] * 3  # until the memory of the first is free
+    free[0] = 2**40
+    assert [event for event in (next(events) for _ in range(3)) if event] == [Event(jobs[1], "running")]
+    shares[jobs[1]] = 1
+    assert [next(events) for _ in range(3)] == [None] * 3  # and one is judged
+    ends[jobs[0]] = 0
+    assert [event for event in (next(events) for _ in range(4)) if event] == [
+        Event(jobs[0], "done"),
+        Event(jobs[2], "running"),
+    ]
 
 
 def test_no_more_agents_than_memory(monkeypatch, tmp_path):
-    config = settings(tmp_path).config(Job("spr", "catch", (0,)))
+    config = settings(tmp_path).config("spr", "catch")
     one = 2**30 * 2
     monkeypatch.setattr("spr.fleet.free_memory", lambda _: one)
     monkeypatch.setattr("spr.fleet.fleet_memory", lambda _c, agents, _d: agents * 600 * 2**20)
@@ -162,30 +217,32 @@ def finished(out, preset, game, seed, **more):
         "train_seconds": 20.0,
         "eval_seconds": 8.0,
     }
-    result |= {"config": settings(out).config(Job(preset, game, (seed,))).to_dict()}
+    result |= {"config": settings(out).config(preset, game).to_dict()}
     (folder / "result.json").write_text(json.dumps(result | {"agents_together": 2, "episodes": [5.0] * 50} | more))
 
 
 def test_costs_follow_what_finished_runs_took(tmp_path, monkeypatch):
     monkeypatch.setattr("spr.plan.device_name", lambda _: "cpu, 2 threads")
-    jobs = [Job("spr", "catch", (0, 1)), Job("spr", "catch", (2, 3))]
+    jobs = [Job("spr", ("catch",), (0, 1)), Job("spr", ("catch",), (2, 3))]
     monkeypatch.setattr("spr.plan.reference_table", lambda _: ())
     assert Rates(jobs, settings(tmp_path)).cost(jobs[1]).seconds is None
     finished(tmp_path, "spr", "catch", 0)
     finished(tmp_path, "spr", "catch", 1, device="another")  # takes no part
     # 0.2 s per step of two agents, 150 steps; 8 s for two agents' 50 games: 8 s per agent's 100, of which 3 are played.
     assert Rates(jobs, settings(tmp_path)).cost(jobs[1]).seconds == pytest.approx(30 + 2 * 8 * 0.03)
-    assert Rates(jobs, settings(tmp_path)).cost(Job("spr", "catch", (2, 3, 4, 5))).seconds == pytest.approx(60 + 0.96)
+    assert Rates(jobs, settings(tmp_path)).cost(Job("spr", ("catch",), (2, 3, 4, 5))).seconds == pytest.approx(
+        60 + 0.96
+    )
     assert unfinished(jobs, settings(tmp_path)) == [jobs[1]]
-    assert unfinished([Job("spr", "catch", (1, 2))], settings(tmp_path)) == [Job("spr", "catch", (2,))]
+    assert unfinished([Job("spr", ("catch",), (1, 2))], settings(tmp_path)) == [Job("spr", ("catch",), (2,))]
 
 
 def test_a_known_gpus_rates_are_used_before_anything_is_finished(tmp_path, monkeypatch):
     monkeypatch.setattr("spr.plan.device_name", lambda _: "NVIDIA H200")
     cost = Rates([], settings(tmp_path, ())).cost
-    assert cost(Job("spr", "pong", tuple(range(10)))).seconds == pytest.approx(562.9 + 200)
-    assert cost(Job("spr", "pong", (0, 1))).seconds == pytest.approx(100 * (1.9 + (3.069 - 1.9) / 3) + 40)
-    assert cost(Job("spr", "pong", tuple(range(20)))).seconds == pytest.approx(777.1 * 20 / 16 + 400)
+    assert cost(Job("spr", ("pong",), tuple(range(10)))).seconds == pytest.approx(562.9 + 200)
+    assert cost(Job("spr", ("pong",), (0, 1))).seconds == pytest.approx(100 * (1.9 + (3.069 - 1.9) / 3) + 40)
+    assert cost(Job("spr", ("pong",), tuple(range(20)))).seconds == pytest.approx(777.1 * 20 / 16 + 400)
 
 
 @pytest.mark.slow
@@ -198,7 +255,7 @@ def test_the_dry_run_writes_nothing(tmp_path, capsys):
 
 
 def test_the_overview_counts_and_foretells(tmp_path):
-    jobs = [Job("spr", "catch", (seed,)) for seed in range(4)]
+    jobs = [Job("spr", ("catch",), (seed,)) for seed in range(4)]
     console = Console(file=(tmp_path / "said").open("w"), width=200)
     costs = [type("C", (), {"seconds": 10.0})() for _ in jobs]
     view = Overview(console, jobs, costs, settings(tmp_path))
@@ -213,7 +270,7 @@ def test_the_overview_counts_and_foretells(tmp_path):
 
 
 def test_the_last_table_says_what_is_missing(tmp_path):
-    jobs = [Job("spr", "catch", (0, 1)), Job("der", "catch", (0, 1))]
+    jobs = [Job("spr", ("catch",), (0, 1)), Job("der", ("catch",), (0, 1))]
     finished(tmp_path, "spr", "catch", 0)
     console = Console(file=(tmp_path / "said").open("w"), width=100)
     console.print(outcome(jobs, settings(tmp_path)))
@@ -368,9 +425,9 @@ def test_files_are_brought_home_only_where_they_are_not(tmp_path):
 def test_results_of_a_node_with_a_disk_of_its_own_come_home(whole, tmp_path, monkeypatch):
     """What a task returns is all that the driver needs: the folder where it was made is gone by then."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    job = Job("spr", "catch", (0,))
+    job = Job("spr", ("catch",), (0,))
     made = settings(tmp_path)
-    folder = made.folder(job, 0)
+    folder = made.folder(job, job.members[0])
     returned = cluster._train(job, made.command(job), str(made.log(job)), [str(folder)], "")
     for path in tmp_path.iterdir():
         shutil.rmtree(path)

@@ -1,10 +1,11 @@
 """Owns timing: how long an update, an action, an environment step and a whole step take on this machine."""
 
+import re
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from spr.actor import ActStep
 from spr.config import Config
-from spr.envs import make
+from spr.envs import make_each
 from spr.fleet import assemble
 from spr.hardware import device_name, product_dtype
 from spr.learner import UpdateRunner
@@ -21,10 +22,34 @@ from spr.train import train
 _ROUNDS = 5  # of which the median is taken
 
 
-def measure(config: Config, game: str, agents: int, device: torch.device, precision: str) -> dict[str, Any]:
-    """Time a fleet of `agents` on a game, on replay filled by random play; milliseconds are medians."""
+# What the names of kernels tell about them, and of those that several lines fit the first.
+_KINDS = {
+    "matrix products": r"gemm|gemv|cutlass|nvjet|splitK|cublas|xmma",
+    "Adam, clipping, targets": r"(?=.*sqrt)(?=.*(lerp|addcmul|addcdiv|pow)).*copy",
+    "random numbers": r"distribution|philox|random|normal_|uniform",
+    "copies": r"[Mm]emcpy|[Mm]emset|copy_kernel|CatArray",
+    "reductions": r"triton_(red|per)|reduce",
+    "element by element": r"triton_poi|elementwise|vectorized",
+}
+
+
+class Kernels(NamedTuple):
+    """The kernels of one update that are of one kind."""
+
+    kind: str
+    number: int
+    microseconds: float
+
+
+def measure(
+    config: Config, games: Sequence[str], agents: int, device: torch.device, precision: str, profiled: bool = False
+) -> dict[str, Any]:
+    """Time a fleet of `agents` that play the games in turn, on replay filled by random play; medians of milliseconds.
+
+    With `profiled`, also the kernels of an update by kind.
+    """
     start = max(256, config.horizon + config.observation.stack + config.replay.batch_size)
-    envs = make(game, agents, obs=config.observation)
+    envs = make_each([games[i % len(games)] for i in range(agents)], config.observation)
     try:
         began = time.perf_counter()
         fleet = assemble(
@@ -56,14 +81,15 @@ def measure(config: Config, game: str, agents: int, device: torch.device, precis
     finally:
         envs.close()
     updates = config.schedule.updates_per_step * update
+    kernels = kernels_of(learn, device) if device.type == "cuda" else []
     return {
-        "game": game,
+        "games": list(games),
         "agents": agents,
         "device": device_name(device),
         "precision": precision,
         "update_ms": update,
         "update_ms_per_agent": update / agents,
-        "kernels_per_update": _kernels(device, learn),
+        "kernels_per_update": sum(some.number for some in kernels) if kernels else None,
         "act_ms": act_ms,
         "env_ms": env_ms,
         "env_steps_per_second": agents / env_ms * 1e3,
@@ -76,6 +102,7 @@ def measure(config: Config, game: str, agents: int, device: torch.device, precis
         "random_play_seconds": random_play,
         "first_learning_steps_seconds": first,
         "memory_mib": _memory(device),
+        **({"kernels": [some._asdict() for some in kernels]} if profiled else {}),
     }
 
 
@@ -94,13 +121,20 @@ def _milliseconds(device: torch.device, work: Callable[[], Any], times: int) -> 
     return median(_seconds(device, work, times) for _ in range(_ROUNDS)) / times * 1e3
 
 
-def _kernels(device: torch.device, learn: Callable[[], Any]) -> int | None:
-    if device.type != "cuda":
-        return None
+def kernels_of(work: Callable[[], Any], device: torch.device) -> list[Kernels]:
+    """Return what a GPU does in one call, by kind of kernel, the longest first."""
+    rounds = 5
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        learn()
+        for _ in range(rounds):
+            work()
         torch.cuda.synchronize(device)
-    return sum(1 for event in seen.events() if event.device_type.name == "CUDA")
+    found: dict[str, list[float]] = {}
+    for event in seen.events():
+        if event.device_type.name == "CUDA":
+            kind = next((kind for kind, names in _KINDS.items() if re.search(names, event.name)), "the rest")
+            found.setdefault(kind, []).append(event.device_time)
+    made = [Kernels(kind, round(len(times) / rounds), sum(times) / rounds) for kind, times in found.items()]
+    return sorted(made, key=lambda some: -some.microseconds)
 
 
 def _memory(device: torch.device) -> float:

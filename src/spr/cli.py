@@ -18,7 +18,7 @@ from spr import __version__, bench, matching, report, runs
 from spr.cluster import on_ray
 from spr.config import Config, fields, parse_override
 from spr.display import Display, StopRequest
-from spr.envs import known_games
+from spr.envs import family, known_games
 from spr.errors import UserError, did_you_mean, plural
 from spr.events import to_all, write_metrics
 from spr.fleet import fleet_memory
@@ -95,7 +95,10 @@ def _parser() -> argparse.ArgumentParser:
     bench_.add_argument(
         "--agents", type=int, nargs="+", default=[1], metavar="S", help="fleet sizes to time (default: 1)"
     )
-    bench_.add_argument("--game", default="pong", help="the game to step (default: pong)")
+    bench_.add_argument(
+        "--games", nargs="+", default=["pong"], metavar="GAME", help="what the agents play in turn (default: pong)"
+    )
+    bench_.add_argument("--profile", action="store_true", help="show what a GPU does in an update, by kind of kernel")
     bench_.add_argument("--preset", default="spr", help="the method to time (default: spr)")
     bench_.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     bench_.add_argument("--precision", default="auto", help=_PRECISION_HELP)
@@ -177,15 +180,16 @@ def _add_sweep(commands: Any) -> None:
     sweep_.add_argument(
         "--agents",
         type=int,
-        default=LARGEST_FLEET,
         metavar="S",
-        help=f"the most that are trained together, if they fit (default: {LARGEST_FLEET})",
+        help=f"the most that are trained together, if they fit (default: {LARGEST_FLEET['cuda']} on a GPU, else "
+        f"{LARGEST_FLEET['cpu']})",
     )
     sweep_.add_argument(
         "--together",
         type=int,
         metavar="N",
-        help="fleets at a time (default: 2 on a GPU, else 1)",
+        default=1,
+        help="fleets that train at a time (default: 1; on a GPU another may be evaluating meanwhile)",
     )
     sweep_.add_argument("--engine", choices=("local", "ray"), default="local", help="this machine, or a Ray cluster")
     sweep_.add_argument("--address", help="the Ray cluster's (default: the one Ray finds, or a new one here)")
@@ -233,7 +237,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
     # The driver of a cluster need not have the device that its nodes have.
     elsewhere = not here and args.device in DEVICES[1:]
     device = torch.device(args.device) if elsewhere else choose_device(args.device)
-    together = args.together or (2 if device.type == "cuda" else 1)
+    largest = args.agents or LARGEST_FLEET[device.type]
     settings = Settings(
         out=args.out,
         device=device,
@@ -244,11 +248,11 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
         exactly=args.precision != "auto",
     )
     games = _games(args.games)
-    jobs = plan(args.presets, games, range(args.seeds), settings, args.agents, together if here else None)
+    jobs = plan(args.presets, games, range(args.seeds), settings, largest, args.together if here else None)
     if args.dry_run:
-        console.print(forecast(jobs, settings, together))
+        console.print(forecast(jobs, settings, args.together))
         return 0
-    return sweep(jobs, settings, local(together) if here else on_ray(together, args.address), console)
+    return sweep(jobs, settings, local(args.together) if here else on_ray(args.together, args.address), console)
 
 
 def _report(args: argparse.Namespace, console: Console) -> int:
@@ -342,11 +346,17 @@ def _bench(args: argparse.Namespace, console: Console) -> int:
     tune(device, precision)
     if any(agents < 1 for agents in args.agents):
         raise UserError("--agents takes numbers of at least 1")
-    rows = [bench.measure(config, args.game, agents, device, precision) for agents in args.agents]
+    if args.profile and device.type != "cuda":
+        raise UserError("--profile looks at the kernels of a GPU, and there is none here")
+    games = _games(args.games)
+    if len({family(game) for game in games}) > 1:
+        raise UserError("these games can't share a fleet: only Atari games can")
+    rows = [bench.measure(config, games, agents, device, precision, args.profile) for agents in args.agents]
     if args.json:
         print(json.dumps({"version": __version__, "torch": torch.__version__, "preset": args.preset, "rows": rows}))
         return 0
-    console.print(f"{args.preset} on {args.game}, {rows[0]['device']}, {precision}; milliseconds, medians")
+    on = games[0] if len(games) == 1 else plural(len(games), "game")
+    console.print(f"{args.preset} on {on}, {rows[0]['device']}, {precision}; milliseconds, medians")
     table = Table(box=None, header_style="bold")
     for column in ("agents", "update", "per agent", "action", "environment", "step", "minutes per run", "MiB"):
         table.add_column(column, justify="right")
@@ -355,7 +365,22 @@ def _bench(args: argparse.Namespace, console: Console) -> int:
         rest = (f"{row['run_minutes']:.1f}", f"{row['memory_mib']:,.0f}")
         table.add_row(str(row["agents"]), *(f"{row[part]:.3f}" for part in parts), *rest)
     console.print(table)
+    if args.profile:
+        console.print(_kernel_table(rows))
     return 0
+
+
+def _kernel_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return the kernels of an update by kind, a column for each fleet size: microseconds, and their number."""
+    table = Table(box=None, header_style="bold")
+    table.add_column("kernels, microseconds of an update (their number)")
+    for row in rows:
+        table.add_column(plural(row["agents"], "agent"), justify="right")
+    found = [{some["kind"]: some for some in row["kernels"]} for row in rows]
+    for kind in dict.fromkeys(kind for kinds in found for kind in kinds):
+        shown = [kinds.get(kind, {"microseconds": 0.0, "number": 0}) for kinds in found]
+        table.add_row(kind, *(f"{some['microseconds']:,.0f} ({some['number']})" for some in shown))
+    return table
 
 
 def _doctor(_: argparse.Namespace, console: Console) -> int:

@@ -45,7 +45,7 @@ def on_ray(together: int, address: str | None) -> Engine:
         running: dict[Any, Job] = {}
         try:
             for job in jobs:
-                folders = [str(settings.folder(job, seed).absolute()) for seed in job.seeds]
+                folders = [str(settings.folder(job, member).absolute()) for member in job.members]
                 log = str(settings.log(job).absolute())
                 running[task.remote(job, settings.command(job), log, folders, roms)] = job
                 yield Event(job, "running")

@@ -42,7 +42,7 @@ class Envs(Protocol):
 
     num_actions: int  # that an agent has room for
     own_actions: list[int] | None  # of each environment's game, which may have fewer; None: exactly those
-    protocol: dict[str, Any]
+    protocols: list[dict[str, Any]]  # of each environment: the rules of its game
     deterministic: bool  # whether the same seed and actions give the same game again
     notice: str  # what a person should know before playing it; empty where there is nothing
 
@@ -85,6 +85,22 @@ def make(game: str, count: int, threads: int = 0, obs: ObservationConfig = _GRAY
     raise UserError(f"unknown game '{game}'{hint}")
 
 
+def make_each(games: Sequence[str], obs: ObservationConfig = _GRAY) -> Envs:
+    """Make one environment for each of these games of one family; those of one game are a vector of their own."""
+    places: dict[str, list[int]] = {}
+    for i, game in enumerate(games):
+        places.setdefault(game, []).append(i)
+    made: list[tuple[Envs, Sequence[int]]] = []
+    try:
+        for game, mine in places.items():
+            made.append((make(game, len(mine), obs=obs), mine))
+    except UserError:
+        for envs, _ in made:
+            envs.close()
+        raise
+    return Together(made) if len(made) > 1 else made[0][0]
+
+
 def family(game: str) -> str:
     """Name the games that may share a fleet with this one: all of Atari may; any other game only its own agents."""
     return "atari" if game != "catch" and game in known_games() else game
@@ -98,13 +114,15 @@ class Together:
         self._parts = [(envs, np.asarray(places)) for envs, places in parts]
         self._count = sum(len(places) for _, places in parts)
         own = np.zeros(self._count, np.int64)
-        for envs, places in self._parts:
-            own[places] = envs.own_actions or envs.num_actions
+        rules: dict[int, dict[str, Any]] = {}
+        for envs, places in parts:
+            own[list(places)] = envs.own_actions or envs.num_actions
+            rules.update(zip(places, envs.protocols, strict=True))
+        self.protocols = [rules[place] for place in range(self._count)]
         self.own_actions: list[int] | None = own.tolist()
         (self.num_actions,) = {envs.num_actions for envs, _ in self._parts}
         self.deterministic = all(envs.deterministic for envs, _ in self._parts)
         self.notice = "\n".join(envs.notice for envs, _ in self._parts if envs.notice)
-        self.protocol: dict[str, Any] = {}  # each game has its own
 
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start every game from its own seed."""
@@ -189,7 +207,8 @@ class Atari:
                 f"{game}: ale-py's ROM differs from the one that published scores were made with in its {unlike}, so "
                 "scores can't be compared (docs/roms.md)"
             )
-        self.protocol = {"name": "atari", "version": 1, "interpolation": "area", **settings, "rom": checksum}
+        rules = {"name": "atari", "version": 1, "interpolation": "area", **settings, "rom": checksum}
+        self.protocols = [rules] * count
         self._strength = np.ones(count, np.float32)  # of paddles; an action is pressed or not
         self._before = np.zeros(count, np.int32)  # frames of the games that are over
 
@@ -255,12 +274,8 @@ class Gymnasium:
         self.deterministic = False  # some are, but none promises it
         self.notice = _unlike_benchmark(game, self._envs[0])
         kind = "gray" if obs.channels == 1 else "colour"
-        self.protocol = {
-            "name": "gymnasium",
-            "version": 1,
-            "id": game,
-            "resize": f"area to {obs.height}x{obs.width} {kind}",
-        }
+        resize = f"area to {obs.height}x{obs.width} {kind}"
+        self.protocols = [{"name": "gymnasium", "version": 1, "id": game, "resize": resize}] * count
         self._obs = obs
         self._offset = int(space.start)
         self._action = np.zeros(count, np.int64)
@@ -354,7 +369,7 @@ class Catch:
         self.own_actions: list[int] | None = None
         self.deterministic = True
         self.notice = ""
-        self.protocol = {"name": "catch", "version": 1, "balls": self.BALLS}
+        self.protocols = [{"name": "catch", "version": 1, "balls": self.BALLS}] * count
         self._count = count
         self._random: list[np.random.Generator] = []
         self._paddle = np.zeros(count, np.int64)

@@ -246,9 +246,7 @@ class _Row:
 class _Half:
     """Half of the rows, [R, E]: their frames, and a copy of the parameters of the agent that each is lent to."""
 
-    def __init__(
-        self, config: Config, params: dict[str, Tensor], valid: Tensor | None, shape: tuple[int, int]
-    ) -> None:
+    def __init__(self, config: Config, params: dict[str, Tensor], valid: Tensor | None, shape: tuple[int, int]) -> None:
         device = next(iter(params.values())).device
         room = num_actions_of(config, {name: p.shape for name, p in params.items()})
         actor = Actor(config, room, shape, device)

@@ -5,34 +5,51 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from spr import matching, runs
 from spr.config import Config, parse_override
-from spr.envs import make
-from spr.errors import UserError
+from spr.envs import family, make
+from spr.errors import UserError, plural
 from spr.fleet import fleet_memory, largest_fleet
 from spr.games import reference_table
 from spr.hardware import device_name
 from spr.presets import preset_config
+from spr.runner import Member
 
-LARGEST_FLEET = 10  # of a sweep, unless asked for more: larger ones gain little per agent (docs/performance.md)
+T = TypeVar("T")
+
+# Of a sweep, unless asked for others. On a GPU larger ones gain little per agent (docs/performance.md); a CPU gains
+# nothing by company, and smaller ones are sooner finished.
+LARGEST_FLEET = {"cuda": 32, "cpu": 10}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One fleet: the seeds of a game that are trained together by one method."""
+    """One fleet: games and seeds, every game with every seed, that are trained together by one method."""
 
     preset: str
-    game: str
+    games: tuple[str, ...]
     seeds: tuple[int, ...]
 
     def __str__(self) -> str:
         """Name it for a person."""
-        return f"{self.preset} on {self.game}, {_shortly(self.seeds)}"
+        return f"{self.preset} on {self.games_text}, {_shortly(self.seeds)}"
+
+    @property
+    def games_text(self) -> str:
+        """The games by name, or how many there are."""
+        if len(self.games) <= 3:
+            return ", ".join(self.games)
+        return f"{plural(len(self.games), 'game')} ({self.games[0]} to {self.games[-1]})"
+
+    @property
+    def members(self) -> list[Member]:
+        """Every agent, game by game."""
+        return [Member(game, seed) for game in self.games for seed in self.seeds]
 
 
 @dataclass(frozen=True)
@@ -47,22 +64,32 @@ class Settings:
     name: str | None = None  # of the folder that its runs share, if not their preset's
     exactly: bool = False  # whether finished runs count only if they were made with this precision
 
-    def config(self, job: Job) -> Config:
-        """Return the configuration of a job's runs."""
-        return preset_config(job.preset, job.game).override(dict(parse_override(text) for text in self.changes))
+    def config(self, preset: str, game: str) -> Config:
+        """Return the configuration of a method's runs on a game."""
+        return preset_config(preset, game).override(dict(parse_override(text) for text in self.changes))
 
-    def folder(self, job: Job, seed: int) -> Path:
+    def folder(self, job: Job, member: Member) -> Path:
         """Return where one of its runs lives."""
-        return runs.folder(self.out, self.name or job.preset, job.game, seed)
+        return runs.folder(self.out, self.name or job.preset, *member)
 
-    def finished(self, job: Job, seed: int) -> bool:
+    def finished(self, job: Job, member: Member) -> bool:
         """Say whether one of its runs has its result; a run with other settings in its folder is refused."""
-        wanted = matching.Wanted(job.preset, job.game, seed, self.config(job), self.precision, self.exactly)
-        return matching.finished_as(self.folder(job, seed), wanted)
+        config = self.config(job.preset, member.game)
+        wanted = matching.Wanted(job.preset, *member, config, self.precision, self.exactly)
+        return matching.finished_as(self.folder(job, member), wanted)
+
+    def steps_done(self, job: Job) -> float | None:
+        """Return which share of its training steps the slowest of a job's runs has made; None where none has."""
+        found = [runs.last_step(self.folder(job, member)) for member in job.members]
+        known = [step for step in found if step is not None]
+        if not known:
+            return None
+        return (min(known) if len(known) == len(found) else 0) / self.config(job.preset, job.games[0]).schedule.steps
 
     def log(self, job: Job) -> Path:
         """Return where a job's command writes what it says."""
-        folder = runs.folder(self.out / runs.LOGS, self.name or job.preset, job.game, job.seeds[0])
+        games = job.games[0] if len(job.games) == 1 else f"{job.games[0]}-and-{len(job.games) - 1}-more"
+        folder = runs.folder(self.out / runs.LOGS, self.name or job.preset, games, job.seeds[0])
         return folder.with_name(f"seeds-{'-'.join(map(str, job.seeds))}.txt")
 
     def command(self, job: Job) -> list[str]:
@@ -72,7 +99,7 @@ class Settings:
         kept = ["--checkpoint-every", str(self.checkpoint_every), "--resume"]
         changed = [part for text in self.changes for part in ("--set", text)]
         named = ["--name", self.name] if self.name else []
-        return ["train", job.game, "--preset", job.preset, *named, "--seeds", *seeds, *where, *kept, *changed]
+        return ["train", *job.games, "--preset", job.preset, *named, "--seeds", *seeds, *where, *kept, *changed]
 
 
 class Cost(NamedTuple):
@@ -92,6 +119,7 @@ def plan(
 ) -> list[Job]:
     """Divide presets x games x seeds into fleets of at most `largest` agents; whatever can't work is refused here.
 
+    A fleet holds as many games as can share one, and of each as many seeds as then fit.
     Fleets that are trained on this machine are no larger than what fits its memory, `together` of them at a time; None
     means another machine.
     """
@@ -101,24 +129,32 @@ def plan(
         twice = next((name for name in names if list(names).count(name) > 1), None)
         if twice is not None:
             raise UserError(f"the {what} {twice} is given twice")
+    for game in games:  # an unknown one is refused in the words of its owner
+        make(game, 1, obs=settings.config(presets[0], game).observation).close()
     jobs = []
-    for game in games:
-        for preset in presets:
-            whole = Job(preset, game, tuple(seeds))
-            config = settings.config(whole)
-            make(game, 1, obs=config.observation).close()  # an unknown game is refused in the words of its owner
+    for preset in presets:
+        groups: dict[tuple[str, Config], list[str]] = {}  # games that can share a fleet
+        for game in games:
+            groups.setdefault((family(game), settings.config(preset, game)), []).append(game)
+        for (_, config), mine in groups.items():
             size = min(largest, largest_fleet(config, settings.device, together)) if together else largest
-            fleets = math.ceil(len(seeds) / size)
-            jobs += [Job(preset, game, part) for part in _parts(whole.seeds, fleets)]
+            for some in _parts(mine, math.ceil(len(mine) / size)):
+                fleets = math.ceil(len(seeds) / max(1, size // len(some)))
+                jobs += [Job(preset, tuple(some), tuple(part)) for part in _parts(seeds, fleets)]
     return jobs
 
 
 def unfinished(jobs: Iterable[Job], settings: Settings) -> list[Job]:
-    """Return what of the jobs has no result yet; folders that hold runs with other settings are refused."""
+    """Return what of the jobs has no result yet; folders that hold runs with other settings are refused.
+
+    What is finished of a job that is left is skipped by its command.
+    """
     left = []
     for job in jobs:
-        seeds = tuple(seed for seed in job.seeds if not settings.finished(job, seed))
-        left += [Job(job.preset, job.game, seeds)] if seeds else []
+        members = [member for member in job.members if not settings.finished(job, member)]
+        games = tuple(game for game in job.games if any(member.game == game for member in members))
+        seeds = tuple(seed for seed in job.seeds if any(member.seed == seed for member in members))
+        left += [Job(job.preset, games, seeds)] if members else []
     return left
 
 
@@ -133,15 +169,15 @@ class Rates:
         self._steps: dict[str, dict[int, list[float]]] = {}  # by preset and fleet: seconds per step
         self._eval_seconds: list[float] = []  # seconds of evaluation per agent
         for job in jobs:
-            for seed in job.seeds:
-                self._learn(job.preset, runs.result(settings.folder(job, seed)), name)
+            for member in job.members:
+                self._learn(job.preset, runs.result(settings.folder(job, member)), name)
         rows = [row for row in reference_table("rates") if row["device"] == name]
         self._known = {int(row["agents"]): float(row["step_ms"]) / 1e3 for row in rows}
         self._known_eval_seconds = [float(row["evaluation_s_per_agent"]) for row in rows]
 
     def cost(self, job: Job) -> Cost:
         """Return what a job is expected to take; methods that never ran here as long as SPR."""
-        config, agents = self._settings.config(job), len(job.seeds)
+        config, agents = self._settings.config(job.preset, job.games[0]), len(job.members)
         need = fleet_memory(config, agents, self._settings.device)
         seen = {size: median(found) for size, found in self._steps.get(job.preset, {}).items()} or self._known
         eval_seconds = self._eval_seconds or self._known_eval_seconds
@@ -168,11 +204,11 @@ def _between(seen: dict[int, float], agents: int) -> float:
     return float(np.interp(agents, sizes, [seen[size] for size in sizes])) * max(1.0, agents / sizes[-1])
 
 
-def _parts(seeds: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
-    """Divide seeds into parts of nearly equal size, in their order."""
-    sizes = [len(seeds) // count + (i < len(seeds) % count) for i in range(count)]
+def _parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
+    """Divide games or seeds into parts of nearly equal size, in their order."""
+    sizes = [len(items) // count + (i < len(items) % count) for i in range(count)]
     ends = [sum(sizes[: i + 1]) for i in range(count)]
-    return [seeds[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    return [items[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
 def _shortly(seeds: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from spr import checkpoint, events, matching, resume, runs
 from spr.checkpoint import Checkpoint, Spec, Writer
 from spr.config import Config
-from spr.envs import Envs, Together, family, make
+from spr.envs import family, make, make_each
 from spr.errors import UnusableError, UserError
 from spr.evaluate import play
 from spr.events import Consumer
@@ -151,23 +151,6 @@ def _saved_together(job: TrainJob, members: Sequence[Member]) -> list[list[Membe
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _environments(members: Sequence[Member], config: Config) -> tuple[Envs, dict[str, dict[str, Any]]]:
-    """Make one environment per agent, a vector for each game; and return each game's protocol."""
-    places: dict[str, list[int]] = {}
-    for i, member in enumerate(members):
-        places.setdefault(member.game, []).append(i)
-    made: list[tuple[Envs, Sequence[int]]] = []
-    try:
-        for game, mine in places.items():
-            made.append((make(game, len(mine), obs=config.observation), mine))
-    except UserError:
-        for envs, _ in made:
-            envs.close()
-        raise
-    protocols = {game: envs.protocol for game, (envs, _) in zip(places, made, strict=True)}
-    return (Together(made) if len(made) > 1 else made[0][0]), protocols
-
-
 class _Trained(NamedTuple):
     """What training leaves for the evaluation."""
 
@@ -196,9 +179,9 @@ def _train_fleet(
 ) -> _Trained | None:
     """Train one fleet to its end, from the beginning or from its checkpoints; None if somebody asked to stop."""
     config = job.configs[members[0].game]
-    envs, protocols = _environments(members, config)
+    envs = make_each([member.game for member in members], config.observation)
     try:
-        mine = [job.run(member, protocols[member.game]) for member in members]
+        mine = [job.run(member, rules) for member, rules in zip(members, envs.protocols, strict=True)]
         seeds = [member.seed for member in members]
         fleet = assemble(config, envs, seeds, job.device, product_dtype(job.precision))
         training = Training(fleet)

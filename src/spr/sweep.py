@@ -17,11 +17,12 @@ from rich.text import Text
 
 from spr import runs
 from spr.display import StopRequest, clock
-from spr.hardware import cores
+from spr.fleet import fleet_memory
+from spr.hardware import cores, free_memory
 from spr.plan import Cost, Job, Rates, Settings, unfinished
 from spr.runner import FAILED, INTERRUPTED
 
-_LOOK = 0.2  # seconds between two looks at the jobs
+_LOOK = 0.5  # seconds between two looks at the jobs
 # Set in the child itself: code between fork and exec is unsafe where the parent has threads. 1 is PR_SET_PDEATHSIG.
 _CHILD = "import ctypes, sys; ctypes.CDLL(None).prctl(1, {signal}); from spr.cli import main; sys.exit(main())"
 
@@ -60,16 +61,29 @@ def sweep(jobs: Sequence[Job], settings: Settings, engine: Engine, console: Cons
 
 
 def local(together: int) -> Engine:
-    """Return an engine that runs jobs on this machine, several at a time, each as a command of its own."""
+    """Return an engine that trains fleets on this machine, several at a time, each as a command of its own.
+
+    A fleet that has been trained on a GPU is judged by the CPU, while the next one trains.
+    """
 
     def engine(jobs: Sequence[Job], settings: Settings, stop: StopRequest) -> Iterator[Event | None]:
         waiting, running = list(jobs), dict[Job, Command]()
         asked = False
+
+        def may_begin(job: Job) -> bool:
+            if settings.device.type == "cpu" or len(running) < together:
+                return len(running) < together
+            judged = sum(settings.steps_done(other) == 1 for other in running)
+            config = settings.config(job.preset, job.games[0])
+            # What has been trained gives its memory back a moment later.
+            fits = fleet_memory(config, len(job.members), settings.device) < free_memory(settings.device)
+            return len(running) - min(judged, together) < together and fits
+
         # Two fleets that both used every core took eight times as long as with one core each (catch, two cores).
         threads = max(1, cores() // together)
         try:
             while running or (waiting and not stop.check()):
-                while waiting and len(running) < together and not stop.check():
+                while waiting and may_begin(waiting[0]) and not stop.check():
                     job = waiting.pop(0)
                     running[job] = Command(settings.command(job), settings.log(job), threads)
                     yield Event(job, "running")
@@ -215,12 +229,12 @@ class Overview:
         return table
 
     def _progress(self, job: Job) -> str:
-        """Return how far a running job is, from the last line of its first run's times."""
-        step = runs.last_step(self._settings.folder(job, job.seeds[0]))
-        if step is None:
+        """Return how far a running job is."""
+        share = self._settings.steps_done(job)
+        if share is None:
             return "beginning"  # or on another machine
-        steps = self._settings.config(job).schedule.steps
-        return "evaluating" if step == steps else f"{step:,} of {steps:,} steps"
+        steps = self._settings.config(job.preset, job.games[0]).schedule.steps
+        return "evaluating" if share == 1 else f"{share * steps:,.0f} of {steps:,} steps"
 
 
 def _text(event: Event) -> str:
@@ -232,16 +246,16 @@ def outcome(jobs: Sequence[Job], settings: Settings) -> Table:
     scores: dict[tuple[str, str], list[float]] = {}
     planned: dict[tuple[str, str], int] = {}
     for job in jobs:
-        cell = (job.game, job.preset)
-        planned[cell] = planned.get(cell, 0) + len(job.seeds)
-        for seed in job.seeds:
-            if (result := runs.result(settings.folder(job, seed))) is not None:
+        for member in job.members:
+            cell = (member.game, job.preset)
+            planned[cell] = planned.get(cell, 0) + 1
+            if (result := runs.result(settings.folder(job, member))) is not None:
                 scores.setdefault(cell, []).append(float(result["score"]))
     presets = list(dict.fromkeys(job.preset for job in jobs))
     table = Table(box=None, header_style="bold")
     for column in ("game", *presets):
         table.add_column(column, justify="left" if column == "game" else "right")
-    for game in dict.fromkeys(job.game for job in jobs):
+    for game in dict.fromkeys(game for job in jobs for game in job.games):
         row = []
         for preset in presets:
             found, all_of = scores.get((game, preset), []), planned[game, preset]
@@ -254,20 +268,20 @@ def outcome(jobs: Sequence[Job], settings: Settings) -> Table:
 def forecast(jobs: Sequence[Job], settings: Settings, together: int) -> Group:
     """Return the plan as a table with what each fleet is expected to take, and the sum."""
     table = Table(box=None, header_style="bold")
-    for column in ("method", "game", "seeds", "state", "time", "memory"):
+    for column in ("method", "games", "seeds", "state", "time", "memory"):
         table.add_column(column, justify="right" if column in ("time", "memory") else "left")
     rates, total, unknown = Rates(jobs, settings), 0.0, False
     for job in jobs:
         cost = rates.cost(job)
         left = unfinished([job], settings)
-        begun = any(settings.folder(job, seed).exists() for seed in job.seeds)
+        begun = any(settings.folder(job, member).exists() for member in job.members)
         state = "finished" if not left else "begun" if begun else "new"
         if left:
             total, unknown = total + (cost.seconds or 0.0), unknown or cost.seconds is None
         time_text = "-" if not left else "unknown" if cost.seconds is None else clock(cost.seconds)
         seeds = " ".join(map(str, job.seeds))
-        table.add_row(job.preset, job.game, seeds, state, time_text, f"{cost.memory / 2**30:.1f} GiB")
-    runs_all = sum(len(job.seeds) for job in jobs)
+        table.add_row(job.preset, job.games_text, seeds, state, time_text, f"{cost.memory / 2**30:.1f} GiB")
+    runs_all = sum(len(job.members) for job in jobs)
     lines = [f"{len(jobs)} fleets, {runs_all} runs, {settings.device.type}, {together} at a time"]
     if unknown:
         lines.append(
