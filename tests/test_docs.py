@@ -44,7 +44,8 @@ def test_the_readmes_commands_run(tmp_path, monkeypatch, capsys):
     done = []
     for words in commands(ROOT / "README.md"):
         if words[0] == "train" and "--preset" not in words:  # CURL's learning starts later
-            assert main([*words[:1], "catch", *words[2:], *quick, "--overwrite"]) == 0, words
+            options = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+            assert main([words[0], "catch", *words[options:], *quick, "--overwrite"]) == 0, words
         elif words[0] == "evaluate":
             assert main([words[0], words[1].replace("pong", "catch"), "--episodes", "1"]) == 0, words
         elif words[0] in ("report", "doctor") or "--dry-run" in words:

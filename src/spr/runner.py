@@ -238,8 +238,8 @@ def _latest(training: Training, mine: Sequence[Run], tell: Consumer) -> list[Che
             return found
     if steps:
         raise UserError(
-            f"no checkpoint in {mine[0].path} can be used (a run goes on only on the kind of device it began on): "
-            "--overwrite starts again"
+            f"no checkpoint in {mine[0].path} can be used (a run goes on only on the kind of device it began on, one "
+            "of Atari only since version 0.9): --overwrite starts again"
         )
     return []
 
