@@ -98,7 +98,7 @@ def test_nothing_is_sent_again_before_the_device_has_had_it(monkeypatch):
     resumed = training((0, 1, 2))
     list(resume.restore(resumed, resume.snapshots(cut)))
     list(resumed.run())
-    list(play(CONFIG, "catch", resumed.fleet.state.params, (0, 1, 2)))
+    list(play(CONFIG, ["catch"] * 3, resumed.fleet.state.params, (0, 1, 2)))
     assert times > 2 * 70 + 90
     assert not again
 
@@ -655,4 +655,4 @@ def test_a_diverged_run_has_no_score_and_the_others_have_theirs(tmp_path, monkey
     assert json.loads((bad / "diverged.json").read_text())["step"] == 63
     monkeypatch.undo()
     assert main([*arguments("catch", [0, 1], tmp_path, 80), "--resume"]) == 1
-    assert "diverged (--overwrite starts again), skipped: seed 0" in capsys.readouterr().out
+    assert "diverged (--overwrite starts again), skipped: catch, seed 0" in capsys.readouterr().out

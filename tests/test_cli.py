@@ -165,7 +165,7 @@ def test_only_the_benchmark_bears_its_name(game, changes, name, tmp_path):
         (["train", "CartPole-v1"], "images are needed"),
         (["train", "Pendulum-v1"], "actions of type Box"),
         (["train", "catch", "--set", "replay.capacity=99000000", "--steps", "99000000"], "GiB are free"),
-        (["train"], "required: game"),
+        (["train"], "required: GAME"),
         (["trian", "catch"], "invalid choice: 'trian'"),
         ([], "required: COMMAND"),
         (["presets", "sp"], "unknown preset 'sp'"),

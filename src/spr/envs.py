@@ -198,7 +198,8 @@ class Atari:
         # Room for all of the console's actions, whichever game is played: so an agent draws the same numbers in any
         # company, and one compiled update serves every game.
         self.num_actions = 18
-        self.own_actions: list[int] | None = [len(self._ale.get_action_set())] * count
+        self._game, self._actions = game, len(self._ale.get_action_set())
+        self.own_actions: list[int] | None = [self._actions] * count
         self.deterministic = True
         checksum = rom_checksum(rom)
         self.notice = ""
@@ -226,6 +227,8 @@ class Atari:
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Let the emulator's threads repeat the actions for four frames."""
+        if action.max() >= self._actions:  # the emulator would never answer
+            raise ValueError(f"{self._game} has {self._actions} actions, and {action.max()} was chosen")
         self._ale.send(action, self._strength)
 
     def recv(self) -> Step:
