@@ -9,7 +9,7 @@ from conftest import CPU, TINY, as_options
 from safetensors.torch import load_file
 
 from spr.cli import main
-from spr.display import StopRequest
+from spr.display import StopRequest, _summary
 from spr.envs import Together, make
 from spr.evaluate import play
 from spr.fleet import assemble
@@ -142,3 +142,43 @@ def test_games_that_can_not_be_a_fleet_are_refused_before_anything_is_written(ga
     assert message in said
     assert said.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "holds checkpoints, but its config.json is gone"),
+        (lambda folder: [file.write_bytes(b"torn") for file in folder.glob("checkpoint*")], "no checkpoint in"),
+        (lambda folder: ([file.unlink() for file in folder.iterdir()], (folder / "thesis.tex").touch()), "thesis.tex"),
+    ],
+)
+def test_one_run_that_can_not_go_on_is_named_and_costs_the_others_nothing(harm, said, tmp_path, capsys):
+    small = as_options(TINY | {"evaluation.episodes": 1, "schedule.steps": 75})
+    command = ["train", "catch", "--seeds", "0", "1", "--out", str(tmp_path), "--checkpoint-every", "70", *small]
+    with pytest.MonkeyPatch.context() as patch:
+        steps = iter(range(73))
+        patch.setattr(StopRequest, "check", lambda _: next(steps, None) is None)
+        assert main(command) == 130
+    good, bad = (tmp_path / "spr" / "catch" / f"seed-{seed}" for seed in (0, 1))
+    harm(bad)
+    files = {path: path.read_bytes() for path in good.iterdir()}
+    capsys.readouterr()
+    assert main([*command, "--resume"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert str(bad) in error
+    assert error.count("\n") == 1
+    assert files == {path: path.read_bytes() for path in good.iterdir()}
+
+
+def test_a_summary_names_what_each_games_score_is_beside():
+    common = {"seed": 0, "score": 2.0, "episodes": [2.0], "train_seconds": 1, "eval_seconds": 1}
+    table = _summary(
+        [
+            common | {"game": "pong", "human_normalised": 0.5},
+            common | {"game": "catch", "human_normalised": None, "random_score": 2.6},
+        ]
+    )
+    columns = {column.header: list(column.cells) for column in table.columns}
+    assert columns["human-normalised"] == ["0.500", ""]
+    assert columns["random agent"] == ["", "2.60"]

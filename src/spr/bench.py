@@ -83,7 +83,7 @@ def measure(
     updates = config.schedule.updates_per_step * update
     kernels = kernels_of(learn, device) if device.type == "cuda" else []
     return {
-        "games": list(games),
+        "games": list(games[:agents]),  # those that are played
         "agents": agents,
         "device": device_name(device),
         "precision": precision,

@@ -18,7 +18,7 @@ from spr import __version__, bench, matching, report, runs
 from spr.cluster import on_ray
 from spr.config import Config, fields, parse_override
 from spr.display import Display, StopRequest
-from spr.envs import family, known_games
+from spr.envs import family, known_games, make
 from spr.errors import UserError, did_you_mean, plural
 from spr.events import to_all, write_metrics
 from spr.fleet import fleet_memory
@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_train(commands: Any) -> None:
-    train = commands.add_parser("train", help="train agents on a game and evaluate them", description=_train.__doc__)
+    train = commands.add_parser("train", help="train agents on games and evaluate them", description=_train.__doc__)
     train.add_argument(
         "games",
         nargs="+",
@@ -138,7 +138,7 @@ def _add_train(commands: Any) -> None:
         nargs="+",
         default=[0],
         metavar="N",
-        help="one agent per seed, trained as a fleet (default: 0)",
+        help="one agent per game and seed, trained as a fleet (default: 0)",
     )
     train.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
     train.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto, the GPU if there is one)")
@@ -350,6 +350,8 @@ def _bench(args: argparse.Namespace, console: Console) -> int:
         raise UserError("--profile looks at the kernels of a GPU, and there is none here")
     games = _games(args.games)
     if len({family(game) for game in games}) > 1:
+        for game in games:
+            make(game, 1, obs=config.observation).close()  # an unknown one is refused in the words of its owner
         raise UserError("these games can't share a fleet: only Atari games can")
     rows = [bench.measure(config, games, agents, device, precision, args.profile) for agents in args.agents]
     if args.json:

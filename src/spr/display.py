@@ -170,17 +170,23 @@ def _figures(info: StepInfo, rows: list[dict[str, Any]]) -> str:
 
 def _summary(results: Sequence[dict[str, Any]]) -> Table:
     table = Table(box=None, header_style="bold")
-    reference = "human-normalised" if results[0]["human_normalised"] is not None else "random agent"
-    for column in ("game", "seed", "mean score", "games", reference, "training", "evaluation"):
+    # Each game has one or the other: a published score of humans, or one of a random agent that was measured here.
+    published = [result["human_normalised"] is not None for result in results]
+    references = (["human-normalised"] if any(published) else []) + ([] if all(published) else ["random agent"])
+    for column in ("game", "seed", "mean score", "games", *references, "training", "evaluation"):
         table.add_column(column, justify="right")
     for result in results:
         human, chance = result["human_normalised"], result.get("random_score")
+        shown = {
+            "human-normalised": "" if human is None else f"{human:.3f}",
+            "random agent": "" if chance is None else f"{chance:,.2f}",
+        }
         table.add_row(
             result["game"],
             str(result["seed"]),
             f"{result['score']:,.2f}",
             str(len(result["episodes"])),
-            f"{human:.3f}" if human is not None else f"{chance:,.2f}",
+            *(shown[reference] for reference in references),
             f"{result['train_seconds']:,.0f} s",
             f"{result['eval_seconds']:,.0f} s",
         )

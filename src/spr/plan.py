@@ -90,7 +90,8 @@ class Settings:
         """Return where a job's command writes what it says."""
         games = job.games[0] if len(job.games) == 1 else f"{job.games[0]}-and-{len(job.games) - 1}-more"
         folder = runs.folder(self.out / runs.LOGS, self.name or job.preset, games, job.seeds[0])
-        return folder.with_name(f"seeds-{'-'.join(map(str, job.seeds))}.txt")
+        several = f"{job.seeds[0]}-and-{len(job.seeds) - 1}-more"
+        return folder.with_name(f"seeds-{'-'.join(map(str, job.seeds)) if len(job.seeds) <= 10 else several}.txt")
 
     def command(self, job: Job) -> list[str]:
         """Return the arguments of `spr` that train a job, or go on with it."""

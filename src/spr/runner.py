@@ -90,6 +90,7 @@ def run_training(
         if diverged:
             tell(events.Skipped(_named(diverged), "diverged (--overwrite starts again)"))
         left = [member for member in job.members if member not in (*done, *diverged)]
+        _refuse_half_lost(job, left)
         fleets = _fleets(job, left, resume_runs)
         _refuse_impossible(job, fleets)
         for members in fleets:
@@ -100,6 +101,18 @@ def run_training(
     if results:
         tell(events.Finished(job.out, results))
     return 0 if len(results) + len(done) == len(job.members) else FAILED
+
+
+def _refuse_half_lost(job: TrainJob, members: Sequence[Member]) -> None:
+    """Look at every folder before the first fleet is trained: those that hold no run may hold nothing else."""
+    for folder in (job.folder(member) for member in members):
+        if not (folder / "config.json").is_file():
+            runs.refuse_taken([folder], overwrite=True)
+            if checkpoint.steps_of(folder):
+                raise UserError(
+                    f"{folder} holds checkpoints, but its config.json is gone: --overwrite, with that game and seed "
+                    "alone, starts it again"
+                )
 
 
 def _refuse_impossible(job: TrainJob, fleets: Sequence[Sequence[Member]]) -> None:
@@ -223,6 +236,7 @@ def _latest(training: Training, mine: Sequence[Run], tell: Consumer) -> list[Che
     Nothing is returned where nothing has been saved yet.
     """
     steps = sorted(set.intersection(*(set(checkpoint.steps_of(run.path)) for run in mine)), reverse=True)
+    bad: dict[Path, int] = {}
     for step in steps:
 
         def specs(about: Any, step: int = step) -> dict[str, Spec]:
@@ -234,12 +248,14 @@ def _latest(training: Training, mine: Sequence[Run], tell: Consumer) -> list[Che
                 found.append(checkpoint.read(run.path, step, specs))
             except UnusableError as problem:
                 tell(events.CheckpointRefused(checkpoint.path_of(run.path, step), str(problem)))
+                bad[run.path] = bad.get(run.path, 0) + 1
         if len(found) == len(mine):
             return found
     if steps:
+        worst = max(bad, key=lambda path: bad[path])
         raise UserError(
-            f"no checkpoint in {mine[0].path} can be used (a run goes on only on the kind of device it began on, one "
-            "of Atari only since version 0.9): --overwrite starts again"
+            f"no checkpoint in {worst} can be used (a run goes on only on the kind of device it began on, one of Atari "
+            "only since version 0.9): --overwrite, with that game and seed alone, starts it again"
         )
     return []
 

@@ -196,8 +196,9 @@ def diverged(path: Path) -> bool:
 def save_diverged(run: Run, step: int) -> str:
     """Write down that learning has diverged, and return it as a line for a person."""
     line = (
-        f"seed {run.seed} diverged: a loss or gradient was not finite in the updates after step {step:,}; this agent "
-        f"is stopped, and {run.path / DIVERGED_UPDATE} holds the state before that update and its random numbers"
+        f"{run.game}, seed {run.seed} diverged: a loss or gradient was not finite in the updates after step {step:,}; "
+        f"this agent is stopped, and {run.path / DIVERGED_UPDATE} holds the state before that update and its random "
+        "numbers"
     )
     rewind(run, step - 1)
     _write_json(run.path / "diverged.json", {"step": step, "seed": run.seed, "message": line, "version": __version__})
