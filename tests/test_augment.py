@@ -27,7 +27,7 @@ def test_every_observation_gets_its_own_shift_and_factor():
     shift[0, 0, 0], shift[1, 2, 2] = torch.tensor([-4, 4]), torch.tensor([4, -4])
     factor = torch.rand(2, 3, 3, generator=generator, dtype=torch.float64) + 0.5
     params = AugmentParams(shift, shift[..., :0], torch.zeros(2, 3, 3), factor)
-    out = observations(frames, offsets, visible, params, largest_shift=4)
+    out = observations(frames, offsets, visible, params, 4, torch.float64)
     assert out.shape == (2, 3, 3, 4, 84, 84)
     for s, b, o in [(0, 0, 0), (0, 1, 2), (1, 0, 1), (1, 2, 2)]:
         expected = naive(
@@ -42,7 +42,7 @@ def test_every_observation_gets_its_own_shift_and_factor():
 
 def test_without_shift_frames_are_only_scaled():
     frames = torch.arange(4 * 84 * 84).remainder(256).to(torch.uint8).view(1, 1, 4, 1, 84, 84)
-    out = observations(frames, torch.tensor([0]), torch.ones(1, 1, 1, 4), plain_params(1, 1), 0)
+    out = observations(frames, torch.tensor([0]), torch.ones(1, 1, 1, 4), plain_params(1, 1), 0, torch.float32)
     torch.testing.assert_close(out[0, 0, 0], frames[0, 0, :, 0] / 255)
 
 
@@ -61,7 +61,7 @@ def test_a_crop_is_shifted_within_its_own_edges():
     params = AugmentParams(
         shift.view(1, 1, 1, 2), corner.view(1, 1, 1, 2), torch.full((1, 1, 1), 4), torch.ones(1, 1, 1)
     )
-    out = observations(frames, torch.tensor([0]), torch.ones(1, 1, 1, 4), params, 4)
+    out = observations(frames, torch.tensor([0]), torch.ones(1, 1, 1, 4), params, 4, torch.float32)
     for y, x in [(0, 0), (2, 83), (40, 41), (83, 79), (83, 83)]:
         row, column = 4 + min(max(y - 3, 0), 79), 1 + min(max(x + 2, 0), 79)
         torch.testing.assert_close(out[0, 0, 0, :, y, x], frames[0, 0, :, 0, row, column] / 255)
@@ -73,7 +73,7 @@ def test_colour_and_other_sizes():
     shift = torch.tensor([[2, -3], [0, 5]]).view(1, 2, 1, 2)
     params = AugmentParams(shift, shift[..., :0], shift[..., 0] * 0, torch.ones(1, 2, 1))
     visible = torch.tensor([0.0, 1.0]).view(1, 1, 1, 2).expand(1, 2, 1, 2)
-    out = observations(frames, torch.tensor([3]), visible, params, largest_shift=5)
+    out = observations(frames, torch.tensor([3]), visible, params, 5, torch.float32)
     assert out.shape == (1, 1, 2, 6, 20, 30)
     assert not out[0, 0, :, :3].any()
     for row, (down, right) in enumerate([(2, -3), (0, 5)]):

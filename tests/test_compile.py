@@ -38,7 +38,8 @@ def test_an_update_and_an_acting_step_are_whole_graphs(preset):
     fleet.learner._fused = False
     learner = fleet.learner
     learner._cut_draws, learner._step = whole(learner._cut_draws), whole(learner._step)
-    learner._gradients_and_priorities = whole(learner._gradients_and_priorities)
+    for piece in ("_look", "_losses", "_judge"):
+        setattr(learner, piece, whole(getattr(learner, piece)))
     act_step._select, updates._note_raw = whole(act_step._select), whole(updates._note_raw)
     for _ in range(2):
         for one in (eager_updates, updates):

@@ -7,7 +7,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from spr.config import Config
-from spr.encoders import make_encoder, renormalise
+from spr.encoders import make_encoder
 from spr.errors import UserError
 from spr.flat_params import Layout
 from spr.networks import (
@@ -21,7 +21,7 @@ from spr.networks import (
     TransitionModel,
     noise_shapes,
 )
-from spr.ops import linear, scale_gradient, shift_and_add
+from spr.ops import linear, renormalise, scale_gradient, shift_and_add
 from spr.presets import preset_config
 
 
@@ -168,11 +168,14 @@ def test_transition_model_sees_the_action_and_normalises_by_the_batch():
     model = TransitionModel((7, 7, 64), 4)
     z = torch.rand(6, 7, 7, 64)
     actions = torch.tensor([0, 1, 2, 3, 0, 1])
-    out = model(z, model.action_bias(actions))
-    assert out.shape == z.shape
-    assert not torch.allclose(out, model(z, model.action_bias(actions.roll(1))))
+    out = model(z, model.action_bias(actions)[None])
+    assert out.shape == (1, *z.shape)
+    assert not torch.allclose(out, model(z, model.action_bias(actions.roll(1))[None]))
     # Batch statistics: a sample's prediction depends on its companions.
-    assert not torch.allclose(out[:3], model(z[:3], model.action_bias(actions[:3])))
+    assert not torch.allclose(out[:, :3], model(z[:3], model.action_bias(actions[:3])[None]))
+    # Steps follow each other.
+    both = model(z, torch.stack([model.action_bias(actions), model.action_bias(actions.roll(1))]))
+    torch.testing.assert_close(both[1:], model(both[0], model.action_bias(actions.roll(1))[None]))
 
 
 def test_the_models_batch_norm_is_the_librarys_even_far_from_zero():
@@ -188,7 +191,7 @@ def test_the_models_batch_norm_is_the_librarys_even_far_from_zero():
     for name in ("ours", "library"):
         start = z.clone().requires_grad_()
         if name == "ours":
-            out = model(start, model.action_bias(actions))
+            out = model(start, model.action_bias(actions)[None])[0]
         else:
             planes = torch.nn.functional.one_hot(actions, 4).float()[:, :, None, None].expand(-1, -1, 7, 7)
             stacked = torch.cat([start.permute(0, 3, 1, 2), planes], 1)

@@ -104,7 +104,7 @@ def test_sequences_equal_the_oracle(ends, n_step, depth, seed):
     batch = replay.sample(torch.from_numpy(random.random((1, 40))), torch.tensor(0.5))
     by_slot = {t % replay.capacity: t for t in eligible}
     params = plain_params(40, len(views_of(config)))
-    pixels = observations(batch.frames, replay.offsets, batch.visible, params, largest_shift=0)
+    pixels = observations(batch.frames, replay.offsets, batch.visible, params, 0, torch.float32)
     for row, slot in enumerate(batch.start[0].tolist()):
         t = by_slot[slot]
         total, discount = oracle.n_step_return(t)
@@ -234,7 +234,7 @@ def test_with_the_authors_ends_only_the_first_step_cuts_and_the_last_state_befor
         assert torch.equal(getattr(plain, same), getattr(batch, same)), same
     views = views_of(config)
     params = plain_params(300, len(views))
-    pixels = observations(batch.frames, authors.offsets, batch.visible, params, largest_shift=0)
+    pixels = observations(batch.frames, authors.offsets, batch.visible, params, 0, torch.float32)
     pixels = (pixels[0, :, :, :, 40, 40] * 255).round().int()  # [O, B, 4]
     found = set()
     for row, t in enumerate(batch.start[0].tolist()):

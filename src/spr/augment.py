@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spr import ops
+from spr import fused, ops
 from spr.config import Config
 
 
@@ -97,26 +97,24 @@ def whole_number(uniform: Tensor, count: int | Tensor) -> Tensor:
     return whole.clamp(max=count - 1) if isinstance(count, int) else torch.minimum(whole, count - 1)
 
 
-def make_views(config: Config, frames: Tensor, offsets: Tensor, visible: Tensor, params: AugmentParams) -> Views:
-    """Build the observations of an update from frames [..., B, L, C, H, W] (see `observations`).
-
-    The two parts are gathered apart: cut from a whole, the first would be copied.
-    """
+def make_views(
+    config: Config, frames: Tensor, offsets: Tensor, visible: Tensor, params: AugmentParams, dtype: torch.dtype
+) -> Views:
+    """Build the observations of an update from frames [..., B, L, C, H, W] (see `observations`)."""
     count = places_of(config).with_grad
-    parts = []
-    for which in (slice(0, count), slice(count, None)):
-        shift, corner, margin, factor = params
-        some = AugmentParams(shift[..., which, :], corner[..., which, :], margin[..., which], factor[..., which])
-        parts.append(observations(frames, offsets[which], visible[..., which, :], some, config.augment.shift))
-    return Views(*parts)
+    whole = observations(frames, offsets, visible, params, config.augment.shift, dtype)
+    lead = whole.dim() - 5
+    return Views(whole.narrow(lead, 0, count), whole.narrow(lead, count, whole.shape[lead] - count))
 
 
-def observations(frames: Tensor, offsets: Tensor, visible: Tensor, params: AugmentParams, largest_shift: int) -> Tensor:
+def observations(
+    frames: Tensor, offsets: Tensor, visible: Tensor, params: AugmentParams, largest_shift: int, dtype: torch.dtype
+) -> Tensor:
     """Stack, shift and scale frames in one pass over the pixels.
 
     frames [..., B, L, C, H, W] uint8, consecutive in time; offsets [O], the position of each observation's oldest
-    frame; visible [..., B, O, stack], zero for frames of an earlier episode. Returns [..., O, B, P, H, W] in the dtype
-    of the factors, where 1 is white: O comes before the batch so that the networks take their slices without copying.
+    frame; visible [..., B, O, stack], zero for frames of an earlier episode. Returns [..., O, B, P, H, W] in a dtype,
+    where 1 is white: O comes before the batch so that the networks take their slices without copying.
     """
     assert frames.dim() == visible.dim() + 2 == params.factor.dim() + 3
     *lead, batch, length, channels, height, width = frames.shape
@@ -132,9 +130,9 @@ def observations(frames: Tensor, offsets: Tensor, visible: Tensor, params: Augme
     if params.corner.shape[-1]:
         corner, margin = params.corner.transpose(-3, -2), params.margin.transpose(-2, -1)
         stacked = ops.shifted_pixels(planes, frame, shift, corner, margin)
-    elif device.type == "cpu":
-        stacked = ops.shifted_rows(planes, frame, shift, largest_shift)
+    elif fused.has_kernels(planes):
+        return fused.draw(planes, frame, shift, brightness, dtype)
     else:
-        stacked = ops.shifted_pixels(planes, frame, shift)
+        stacked = ops.shifted_rows(planes, frame, shift, largest_shift)
     # Converted first and scaled in place: a mixed product would hold the floating-point pixels twice.
-    return stacked.to(params.factor.dtype).mul_(brightness[..., None, None])
+    return stacked.to(brightness.dtype).mul_(brightness[..., None, None]).to(dtype)

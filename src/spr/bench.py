@@ -24,6 +24,9 @@ _ROUNDS = 5  # of which the median is taken
 
 # What the names of kernels tell about them, and of those that several lines fit the first.
 _KINDS = {
+    "observations drawn": r"^_draw",
+    "convolutions without gradients": r"^_convolve",
+    "the transition model and its gradient": r"^_(first|second|weights)",
     "matrix products": r"gemm|gemv|cutlass|nvjet|splitK|cublas|xmma",
     "Adam, clipping, targets": r"(?=.*sqrt)(?=.*(lerp|addcmul|addcdiv|pow)).*copy",
     "random numbers": r"distribution|philox|random|normal_|uniform",

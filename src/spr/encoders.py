@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spr import ops
+from spr import fused, ops
 from spr.errors import UserError
 
 Shape = tuple[int, int, int]  # height, width, channels
@@ -25,13 +24,6 @@ class Convolution(nn.Module):
         bound = 1 / math.sqrt(inputs * kernel**2)
         self.weight = nn.Parameter(torch.empty(outputs, inputs, kernel, kernel).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound))
-
-
-def renormalise(x: Tensor) -> Tensor:
-    """Scale each sample of [B, ...] to [0, 1] over all its values, in float32 or wider."""
-    flat = ops.at_least_fp32(x).flatten(1)
-    low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
-    return ((flat - low) / (high - low).clamp(min=1e-5)).view(x.shape)
 
 
 class Encoder(nn.Module):
@@ -75,10 +67,11 @@ class ConvEncoder(Encoder):
         assert x.dim() == 4
         x = x.permute(0, 2, 3, 1)
         for i, (conv, stride) in enumerate(self._layers):
-            x = F.relu(ops.convolve(x, conv.weight, stride) + conv.bias)
+            last = i == len(self._layers) - 1  # what is not multiplied next stays in float32
+            x = fused.convolve_relu(x, conv.weight, conv.bias, stride, torch.float32 if last else conv.weight.dtype)
             if dropout:
                 x = x * dropout[i]
-        return renormalise(x)
+        return ops.renormalise(x)
 
 
 _ENCODERS: dict[str, Callable[[Shape], Encoder]] = {

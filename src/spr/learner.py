@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 from torch.optim.adam import adam
 from torch.utils._pytree import tree_map
 
@@ -81,8 +81,8 @@ class Learner:
         """Build the objective without weights: they live in the state.
 
         There is room for `num_actions`; an agent's game may have fewer (see `init`).
-        Weights are of `dtype`; matrix products are taken in `product`, or in the same. `fuse` compiles the three parts
-        of an update on a GPU; with another function the same parts run plainly.
+        Weights are of `dtype`; matrix products are taken in `product`, or in the same. `fuse` compiles the parts of
+        an update on a GPU; with another function the same parts run plainly.
         """
         self._config = config
         self._num_actions = num_actions
@@ -103,9 +103,10 @@ class Learner:
         clips = {group.clip for group in self.layout.groups.values()} - {None}
         self._clipped = {name: self.layout.columns(_clipped_as(name)) for name in CLIPS if name in clips}
         self._unclipped = self.layout.columns(_clipped_as(None))
-        # The draws apart: cut within the second function, they would be computed again for each pixel that they shift.
         self._cut_draws = fuse(RngStreams.draws, device)
-        self._gradients_and_priorities = fuse(self.gradients_and_priorities, device)
+        self._look = fuse(self.look, device)
+        self._losses = fuse(self.losses, device)
+        self._judge = fuse(self.judge, device)
         self._step = fuse(self.step, device)
 
     def init(self, seeds: Sequence[int], own_actions: Sequence[int] | None = None) -> LearnerState:
@@ -142,25 +143,55 @@ class Learner:
     ) -> dict[str, Tensor]:
         """Do one update of every agent, in place, by the random numbers `raw`; return the metrics, [S] each."""
         draws = self._cut_draws(rng, raw)
-        found: Gradients = self._gradients_and_priorities(state, replay, draws, beta)
+        found = self.gradients_and_priorities(state, replay, draws, beta)
         self._step(state, found.grads, found.norms)
         return found.metrics
 
     def gradients_and_priorities(self, state: LearnerState, replay: Replay, draws: Draws, beta: Tensor) -> Gradients:
         """The first half of an update, up to the gradients; a diverged agent is noted, and its priorities stay."""
-        # sample
-        batch = replay.sample(draws.sample, beta)
-        # augment
-        augment = _cast(draws.augment, self._dtype)
-        views = make_views(self._config, batch.frames, replay.offsets, batch.visible, augment)
+        # sample, augment
+        batch, views = self._look(replay, draws, beta)
         # encode, losses, gradients
         grads, loss, output = self.gradients(state, batch, views, draws)
+        # priorities
+        found: Gradients = self._judge(state, replay, batch.start, grads, loss, output)
+        return found
+
+    def look(self, replay: Replay, draws: Draws, beta: Tensor) -> tuple[Batch, Views]:
+        """Sample sequences, and build what the networks see of them, in the dtype of products."""
+        batch = replay.sample(draws.sample, beta)
+        augment = _cast(draws.augment, self._dtype)
+        views = make_views(self._config, batch.frames, replay.offsets, batch.visible, augment, self._product)
+        return _cast(batch, self._dtype), views
+
+    def gradients(
+        self, state: LearnerState, batch: Batch, views: Views, draws: Draws
+    ) -> tuple[Tensor, Tensor, LossOutput]:
+        """Return each agent's gradients [S, P], its loss [S], and what the objective gave."""
+        rows = state.weights.detach().requires_grad_()
+        loss, output = self._losses(rows, state, batch, views, _cast(draws, self._dtype))
+        # Agents have nothing in common, so the gradient of the sum is each one's own.
+        (grads,) = torch.autograd.grad(loss.sum(), rows)
+        return grads, loss.detach(), output
+
+    def losses(
+        self, rows: Tensor, state: LearnerState, batch: Batch, views: Views, draws: Draws
+    ) -> tuple[Tensor, LossOutput]:
+        """Return each agent's loss [S], to be differentiated by its weights [S, P]; and what the objective gave."""
+        valid = () if state.valid is None else (state.valid,)
+        loss, output = vmap(self._agent_loss)(rows, (state.ema, state.target), batch, views, draws, *valid)
+        return loss, tree_map(Tensor.detach, output)
+
+    def judge(
+        self, state: LearnerState, replay: Replay, start: Tensor, grads: Tensor, loss: Tensor, output: LossOutput
+    ) -> Gradients:
+        """Note who has diverged, and set the priorities of the sequences that began at these slots [S, B]."""
         norms = {name: torch.linalg.vector_norm(grads[:, part], dim=1) for name, part in self._clipped.items()}
         unclipped = grads[:, self._unclipped].sum(1)
         state.diverged.logical_or_(~torch.stack([loss, *norms.values(), unclipped]).isfinite().all(0))
-        # priorities; the floor keeps a perfectly predicted transition from never being sampled again
+        # The floor keeps a perfectly predicted transition from never being sampled again.
         priority = output.raw_priority.clamp(min=_RAW_PRIORITY_FLOOR) ** self._config.replay.priority_exponent
-        replay.update_priorities(batch.start, priority, frozen=state.diverged)
+        replay.update_priorities(start, priority, frozen=state.diverged)
         means = {name: value.mean(-1) for name, value in output.losses.items()}
         shown = {f"norm_{name}": norm for name, norm in norms.items()}
         return Gradients(grads, norms, {"loss": loss, **means, **output.metrics, **shown})
@@ -182,16 +213,6 @@ class Learner:
             due = (state.count % learner.target_period == 0) & healthy
             state.target.copy_(torch.where(due, state.weights[:, self.layout.columns(_acts)], state.target))
 
-    def gradients(
-        self, state: LearnerState, batch: Batch, views: Views, draws: Draws
-    ) -> tuple[Tensor, Tensor, LossOutput]:
-        """Return each agent's gradients [S, P], its loss [S], and what the objective gave."""
-        draws, batch = _cast(draws, self._dtype), _cast(batch, self._dtype)
-        per_agent = vmap(grad(self._agent_loss, has_aux=True))
-        valid = () if state.valid is None else (state.valid,)
-        grads, (loss, output) = per_agent(state.weights, (state.ema, state.target), batch, views, draws, *valid)
-        return grads, loss, output
-
     def _agent_loss(
         self,
         row: Tensor,
@@ -200,8 +221,8 @@ class Learner:
         views: Views,
         draws: Draws,
         valid: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, LossOutput]]:
-        """Return the loss of one agent with weights [P], to be differentiated by them; and it again with its parts."""
+    ) -> tuple[Tensor, LossOutput]:
+        """Return the loss of one agent with weights [P], and its parts."""
         ema, target = targets
         sets = {"online": self.layout.views(row)}
         if self._has_ema:
@@ -211,7 +232,7 @@ class Learner:
         named = {f"{net}.{name}": self._to_product_dtype(name, p) for net, ps in sets.items() for name, p in ps.items()}
         output: LossOutput = functional_call(self._objective, named, (batch, views, draws, valid))
         loss = importance_weighted(output.losses, self._config.weights, batch.weight)
-        return loss, (loss, output)
+        return loss, output
 
     def _to_product_dtype(self, name: str, weight: Tensor) -> Tensor:
         """Bring a matrix to the dtype of products, unless its group stays in float32; vectors are not multiplied."""

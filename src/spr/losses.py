@@ -150,13 +150,11 @@ class Objective(nn.Module):
         target = (self.ema or online).project(z_targets.flatten(0, 1).flatten(1)).unflatten(0, (steps, rows))
         if self.config.learner.stop_gradient:
             target = target.detach()
-        predicted = [z]
+        predicted = z[None]  # [T, B, H, W, C]
         if self.config.has_model:
             bias = online.transition.action_bias(batch.actions.T.flatten()).unflatten(0, (steps, rows))
-            for k in range(steps):
-                predicted.append(online.transition(predicted[-1], bias[k]))
-            predicted = predicted[1:]
-        projected = online.project(torch.cat([latent.flatten(1) for latent in predicted]))  # [T * B, D]
+            predicted = online.transition(z, bias)
+        projected = online.project(predicted.flatten(0, 1).flatten(1))  # [T * B, D]
         y = online.predict(projected).unflatten(0, (steps, rows))
         assert self.aux_loss is not None
         losses = {self.config.learner.aux_loss: self.aux_loss(y, target, batch.mask)}

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from spr import ops
+from spr import fused, ops
 from spr.config import Config
-from spr.encoders import Convolution, Shape, encoder_shapes, make_encoder, renormalise
+from spr.encoders import Convolution, Shape, encoder_shapes, make_encoder
 from spr.errors import UserError
 
 _PROJECTED, _MLP_HIDDEN = 128, 256  # CURL's own head
@@ -135,7 +135,7 @@ def noise_shapes(config: Config, num_actions: int) -> Noise:
 
 
 class TransitionModel(nn.Module):
-    """h: (latents [B, H, W, C], actions as a bias [B, H, W, C]) -> predicted next latents [B, H, W, C]."""
+    """h: (latents [B, H, W, C], actions as a bias [K, B, H, W, C]) -> predicted latents [K, B, H, W, C]."""
 
     def __init__(self, latent: Shape, num_actions: int) -> None:
         super().__init__()
@@ -155,11 +155,9 @@ class TransitionModel(nn.Module):
         return planes + self.conv1.bias
 
     def forward(self, z: Tensor, action_bias: Tensor) -> Tensor:
-        """Predict one step, given what `action_bias` makes of the actions."""
-        assert z.dim() == action_bias.dim() == 4
-        x = F.relu(ops.convolve(z, self.conv1.weight[:, : self.latent[-1]], padding=1) + action_bias)
-        x = ops.batch_norm(x, self.bn.weight, self.bn.bias, self.bn.eps)
-        return renormalise(F.relu(ops.convolve(x, self.conv2.weight, padding=1) + self.conv2.bias))
+        """Predict K steps, each from the last, given what `action_bias` makes of the actions, [K, B, H, W, C]."""
+        first, bn, second = self.conv1.weight[:, : self.latent[-1]], self.bn, self.conv2
+        return fused.rollout(z, action_bias, first, bn.weight, bn.bias, second.weight, second.bias, bn.eps)
 
 
 class NoisyLinear(nn.Module):

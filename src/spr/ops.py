@@ -84,6 +84,29 @@ def shift_and_add(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tenso
     return sum(partials[1:], partials[0])
 
 
+def transition(
+    z: Tensor,
+    action_bias: Tensor,
+    first: Tensor,
+    bn_weight: Tensor,
+    bn_bias: Tensor,
+    second: Tensor,
+    bias: Tensor,
+    eps: float,
+) -> Tensor:
+    """Predict the next latents [B, H, W, C] from these and from what actions add to the first convolution."""
+    x = F.relu(convolve(z, first, padding=1) + action_bias)
+    x = batch_norm(x, bn_weight, bn_bias, eps)
+    return renormalise(F.relu(convolve(x, second, padding=1) + bias))
+
+
+def renormalise(x: Tensor) -> Tensor:
+    """Scale each sample of [B, ...] to [0, 1] over all its values, in float32 or wider."""
+    flat = at_least_fp32(x).flatten(1)
+    low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
+    return ((flat - low) / (high - low).clamp(min=1e-5)).view(x.shape)
+
+
 def convolved_one_hot(weight: Tensor, index: Tensor, height: int, width: int) -> Tensor:
     """Convolve (3x3, padding 1) one constant plane per class, one-hot by index [B], without building the planes.
 

@@ -1,0 +1,124 @@
+"""Kernels of our own against their plain twins: on a GPU as they are, elsewhere by Triton's interpreter."""
+
+import os
+
+import pytest
+import torch
+from torch.func import vjp
+
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton", reason="needs Triton, which comes with a GPU's PyTorch or with the dev extra")
+
+from conftest import LITTLE_FRAMES, World  # noqa: E402
+
+from spr import fused, kernels, ops  # noqa: E402
+from spr.presets import preset_config  # noqa: E402
+
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def numbers(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, generator=generator).to(DEVICE)
+
+
+@pytest.mark.parametrize("planes", [4, 3])
+def test_observations_are_drawn_as_pixel_by_pixel(planes):
+    generator = torch.Generator().manual_seed(0)
+    frames = torch.randint(0, 256, (20, 24, 26), dtype=torch.uint8, generator=generator).to(DEVICE)
+    frame = torch.randint(0, 20, (7, planes), dtype=torch.int32, generator=generator).to(DEVICE)
+    shift = torch.randint(-4, 5, (7, 2), dtype=torch.int32, generator=generator).to(DEVICE)
+    brightness = torch.rand(7, planes, generator=generator).to(DEVICE)
+    drawn = kernels.draw(frames, frame, shift, brightness, torch.float32)
+    plain = ops.shifted_pixels(frames, frame, shift) * brightness[..., None, None]
+    assert torch.equal(drawn.movedim(-1, -3), plain)
+
+
+@pytest.mark.parametrize(
+    ("side", "channels", "kernel", "stride", "out"), [(20, 4, 8, 4, 32), (9, 32, 4, 2, 64), (7, 64, 3, 1, 64)]
+)
+def test_convolutions_without_gradients_are_the_librarys(side, channels, kernel, stride, out):
+    """Of each agent by its own weights, and of a part of what each agent has."""
+    x = numbers(2, 4, side, side, channels)[:, 1:]
+    weight, bias = numbers(2, out, channels, kernel, kernel) / 10, numbers(2, out)
+    made = kernels.convolve(x, weight.permute(0, 3, 4, 2, 1).contiguous(), bias, stride, torch.float32)
+    for agent in range(2):
+        exact = [tensor[agent].double() for tensor in (x, weight, bias)]  # in float32 the library may round more
+        plain = torch.conv2d(exact[0].permute(0, 3, 1, 2), *exact[1:], stride).relu().permute(0, 2, 3, 1)
+        torch.testing.assert_close(made[agent], plain.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bias_at", [0.0, 3.0])
+def test_the_rollout_and_its_gradient_are_those_of_plain_steps(bias_at):
+    """Where the least value of a sample is 0 after the ReLU, and where all are above it."""
+    agents, steps, batch, height, width, channels = (3, 5, 32, 7, 7, 64) if ON_GPU else (2, 3, 3, 3, 4, 16)
+    latent = (batch, height, width, channels)
+    z, added, g = (
+        numbers(agents, *latent).abs(),
+        numbers(agents, steps, *latent),
+        numbers(agents, steps, *latent, seed=1),
+    )
+    first, second = (numbers(agents, 9, channels, channels, seed=seed) / channels**0.5 / 3 for seed in (2, 3))
+    bn_weight, bn_bias = numbers(agents, channels).abs() + 0.5, numbers(agents, channels, seed=4)
+    bias = numbers(agents, channels, seed=5) + bias_at
+    given = (z, added, first, bn_weight, bn_bias, second, bias)
+    made = kernels.rollout(*given, 1e-5)
+    d_z, d_added, d_first, d_second, norm, biases = kernels.rollout_back(
+        g, *made, first, bn_weight, bn_bias, second, 1e-5
+    )
+    d_move, d_scale = norm.sum((1, 2)).unbind(1)
+    found = (d_z, d_added, d_first, d_scale, d_move, d_second, biases.sum((1, 2)))
+    for agent in range(agents):
+        exact = [tensor[agent].double() for tensor in given]
+        latents, pull = vjp(lambda *tensors: fused._plain_rollout(*tensors, 1e-5), *exact)
+        torch.testing.assert_close(made[0][agent], latents.float(), rtol=1e-4, atol=1e-5)
+        assert ((made[0][agent] == 1).flatten(2).sum(-1) == 1).all()  # each sample's largest, found by its gradient
+        for mine, plain in zip(found, pull(g[agent].double()), strict=True):
+            assert (mine[agent] - plain).norm() < (1e-3 if ON_GPU else 1e-5) * plain.norm()
+
+
+def test_a_flat_sample_has_no_gradient_by_its_span():
+    """All its values are alike, so that scaling divides by the least span instead."""
+    channels = 16
+    given = [torch.zeros(1, *shape, device=DEVICE) for shape in ((2, 3, 3, channels), (1, 2, 3, 3, channels))]
+    weights = [torch.zeros(1, 9, channels, channels, device=DEVICE)] * 2
+    ones = torch.ones(1, channels, device=DEVICE)
+    made = kernels.rollout(*given, weights[0], ones, ones, weights[1], ones, 1e-5)
+    assert (made[0] == 0).all()
+    g = numbers(1, 1, 2, 3, 3, channels)
+    found = kernels.rollout_back(g, *made, weights[0], ones, ones, weights[1], 1e-5)
+    exact = [t[0].double() for t in (*given, weights[0], ones, ones, weights[1], ones)]
+    _, pull = vjp(lambda *tensors: fused._plain_rollout(*tensors, 1e-5), *exact)
+    torch.testing.assert_close(found[5].sum((1, 2))[0], pull(g[0].double())[6].float(), rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ON_GPU, reason="there tests/test_gpu.py compares whole updates")
+def test_a_whole_update_by_kernels_is_the_plain_one(monkeypatch):
+    """Two agents, whose weights lie apart in memory: the kernels see each one's own."""
+    config = preset_config("spr").override(
+        LITTLE_FRAMES | {"replay.batch_size": 3, "network.hidden": 16, "learner.depth": 2, "replay.n_step": 2}
+    )
+
+    def gradients():
+        world = World(config, [0, 1])
+        return world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), torch.tensor(0.4)).grads
+
+    plain = gradients()
+    monkeypatch.setattr(fused, "has_kernels", lambda _: True)
+    for op, kernel in fused.KERNELS.items():
+        op.register_kernel("cpu", kernel)
+    found = gradients()
+    for op in fused.KERNELS:
+        op.register_kernel("cpu", op._init_fn)
+    assert ((found - plain).norm(dim=1) < 1e-5 * plain.norm(dim=1)).all()
