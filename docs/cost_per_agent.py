@@ -1,0 +1,40 @@
+"""Draw what an update costs per agent over the size of a fleet, from the JSON of `spr bench`.
+
+    spr bench --games all --device cuda --agents 1 2 4 10 16 26 32 48 64 --json > bench.json
+    python docs/cost_per_agent.py bench.json docs/images/cost_per_agent.png
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("agg")
+import matplotlib.pyplot as plt
+
+FLOOR_MS = 0.1  # arithmetic and memory traffic of one agent's update on an H200 (docs/performance.md)
+
+
+def main(source: Path, target: Path) -> None:
+    """Read the rows and draw them."""
+    data = json.loads(source.read_text(encoding="utf-8"))
+    rows = sorted(data["rows"], key=lambda row: row["agents"])
+    agents = [row["agents"] for row in rows]
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(agents, [row["update_ms_per_agent"] for row in rows], "o-", label="update")
+    axes.plot(agents, [row["step_ms"] / row["agents"] for row in rows], "s-", label="whole step: two updates and acting")
+    axes.axhline(FLOOR_MS, color="gray", linestyle="--", label="floor of an update")
+    axes.set(xscale="log", yscale="log", xlabel="agents in the fleet", ylabel="milliseconds per agent")
+    axes.set_xticks(agents, [str(size) for size in agents])
+    axes.minorticks_off()
+    axes.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
+    axes.set_title(f"{data['preset']}, {rows[0]['precision']}, {rows[0]['device']}, version {data['version']}")
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=150)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
