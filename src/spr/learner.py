@@ -196,7 +196,6 @@ class Learner:
         shown = {f"norm_{name}": norm for name, norm in norms.items()}
         return Gradients(grads, norms, {"loss": loss, **means, **output.metrics, **shown})
 
-    @torch.no_grad()
     def step(self, state: LearnerState, grads: Tensor, norms: dict[str, Tensor]) -> None:
         """The second half: clip the gradients [S, P], in place; Adam; and then the targets."""
         learner, healthy = self._config.learner, ~state.diverged[:, None]
