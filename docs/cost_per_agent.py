@@ -1,7 +1,7 @@
 """Draw what an update costs per agent over the size of a fleet, from the JSON of `spr bench`.
 
-    spr bench --games all --device cuda --agents 1 2 4 10 16 26 32 48 64 --json > bench.json
-    python docs/cost_per_agent.py bench.json docs/images/cost_per_agent.png
+spr bench --games all --device cuda --agents 1 2 4 10 16 26 32 48 64 --json > bench.json
+python docs/cost_per_agent.py bench.json docs/images/cost_per_agent.png
 """
 
 import json
@@ -23,7 +23,7 @@ def main(source: Path, target: Path) -> None:
     agents = [row["agents"] for row in rows]
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     axes.plot(agents, [row["update_ms_per_agent"] for row in rows], "o-", label="update")
-    axes.plot(agents, [row["step_ms"] / row["agents"] for row in rows], "s-", label="whole step: two updates and acting")
+    axes.plot(agents, [row["step_ms"] / row["agents"] for row in rows], "s-", label="whole step: 2 updates and acting")
     axes.axhline(FLOOR_MS, color="gray", linestyle="--", label="floor of an update")
     axes.set(xscale="log", yscale="log", xlabel="agents in the fleet", ylabel="milliseconds per agent")
     axes.set_xticks(agents, [str(size) for size in agents])
