@@ -58,6 +58,7 @@ def test_convolutions_without_gradients_are_the_librarys(side, channels, kernel,
         torch.testing.assert_close(made[agent], plain.float(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias_at", [0.0, 3.0])
 def test_the_rollout_and_its_gradient_are_those_of_plain_steps(bias_at):
     """Where the least value of a sample is 0 after the ReLU, and where all are above it."""
