@@ -68,8 +68,9 @@ def test_every_game_begun_is_finished_and_counts_whatever_its_length(monkeypatch
     *_, last = play(config, ["any"] * 2, agents([0, 5], config), [0, 5])
     assert last.finished == 2 * games
     for seed, scores in zip([0, 5], last.scores, strict=True):
-        starts = evaluate.seeds_for(seed, "evaluate", games)
-        assert scores == [np.random.default_rng(start).integers(1, 30) for start in starts]
+        starts = evaluate.seeds_for(seed, "evaluate", games)[::2]  # games come in pairs, the second after the first
+        pairs = [np.random.default_rng(start).integers(1, 30, size=2) for start in starts]
+        assert scores == np.concatenate(pairs)[:games].tolist()
 
 
 @pytest.mark.slow
@@ -144,6 +145,7 @@ def test_rows_that_are_free_go_to_the_agent_with_the_most_left(monkeypatch):
     monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Slow(count))  # noqa: ARG005
     config = Config().override({"evaluation.episodes": 32, "network.hidden": 4})
     monkeypatch.setattr(evaluate, "_WORTH_STARTING", 100)
+    monkeypatch.setattr(evaluate, "_EMULATORS", 4)
     monkeypatch.setattr(evaluate, "cores", lambda: 2)
     *rounds, last = play(config, ["any"] * 3, agents([1, 2, 3], config), [1, 2, 3])
     assert last.scores == [[5.0] * 32, [5.0] * 32, [100.0] * 32]

@@ -1,7 +1,9 @@
 """Owns the protocol's evaluation: a fixed number of whole games per agent, each counted from before its first move.
 
-A game depends on its agent, the agent's seed and its own number only: it has a seed and a stream of random numbers of
-its own. So agents score the same in any company, and games are played wherever and whenever a core is free.
+A game depends on its agent, the agent's seed and its own number only: it has a stream of random numbers of its own, and
+its emulator a seed. So agents score the same in any company, and games are played wherever and whenever a core is free.
+Two games at a time share an emulator's seed, the second following the first: to start one from a seed takes an Atari
+emulator as long as 200 steps.
 Shapes: S agents, R rows of E emulators, each row lent to one agent; A actions; frames are [C, H, W].
 """
 
@@ -22,8 +24,9 @@ from spr.graphs import Inbox, Outbox, captured
 from spr.hardware import cores
 from spr.networks import crop_actions, networks_without_weights, num_actions_of, pad_actions, valid_actions
 
-_EMULATORS = 4  # of a row: few, since all of them step until the last of their games is over
-_THREADS = 2  # of a row
+_EMULATORS = 2  # of a row: few, since all of them step until the last of their games is over
+_THREADS = 1  # of a row
+_CHAIN = 2  # games that follow each other in an emulator
 _WORTH_STARTING = 2_000  # steps that an agent must have left to play: emulators take about as long to start
 _BLOCK = 256  # steps for which a game draws its exploration at once
 
@@ -56,7 +59,7 @@ def play(
     chance = config.evaluation.epsilon if epsilon is None else epsilon
     logs = [_EpisodeLog(seed, config.evaluation.episodes, chance) for seed in seeds]
     size = min(_EMULATORS, config.evaluation.episodes)
-    rows = max(len(seeds), math.ceil(cores() / size))  # of a half: with few agents enough for every core
+    rows = max(len(seeds), cores())  # of a half: with few agents enough for every core
     made: list[_Row] = []
     pool = ThreadPoolExecutor(max(2, cores() // 2))
 
@@ -141,11 +144,12 @@ class _EpisodeLog:
         """How many games have not started."""
         return len(self.scores) - self._started
 
-    def claim(self, count: int) -> list[int]:
-        """Return the numbers of the next games, at most so many; none when all have started."""
-        numbers = list(range(self._started, min(self._started + count, len(self.scores))))
-        self._started += len(numbers)
-        return numbers
+    def claim(self, count: int) -> list[range]:
+        """Return the numbers of the next games, in chains of some; at most so many chains, and none if all started."""
+        begin = range(self._started, len(self.scores), _CHAIN)[:count]
+        chains = [range(first, min(first + _CHAIN, len(self.scores))) for first in begin]
+        self._started += sum(map(len, chains))
+        return chains
 
     @property
     def steps_left(self) -> float:
@@ -170,28 +174,28 @@ class _Row:
         log: _EpisodeLog,
         open_envs: Callable[[int], Envs],
         pool: ThreadPoolExecutor,
-        numbers: list[int],
+        chains: list[range],
     ) -> None:
         self.agent = agent
         self._log, self._open_envs, self._pool = log, open_envs, pool
         self._opened = False
-        count = len(numbers)
-        self._games: list[int | None] = list(numbers)
+        count = len(chains)
+        self._games = chains  # that each has left, beginning with the one that it plays
         self._running = np.zeros(count)
-        self._rng = [self._stream(number) for number in numbers]
+        self._rng = [self._stream(chain[0]) for chain in chains]
         self._explores, self._other = np.zeros((count, _BLOCK), np.bool_), np.zeros((count, _BLOCK), np.int64)
         self._at = np.full(count, _BLOCK)
         self.is_first = np.ones(count, np.bool_)
-        self.starting = pool.submit(self._open, numbers)
+        self.starting = pool.submit(self._open)
 
-    def _open(self, numbers: list[int]) -> None:
-        self.envs = self._open_envs(len(numbers))
+    def _open(self) -> None:
+        self.envs = self._open_envs(len(self._games))
         self._opened = True
-        self.frame = self.envs.reset([self._log.starts[number] for number in numbers])
+        self.frame = self.envs.reset([self._log.starts[chain[0]] for chain in self._games])
 
-    def _restart(self, begin: dict[int, int]) -> None:
+    def _restart(self, places: list[int]) -> None:
         frame = self.frame.copy()
-        frame[list(begin)] = self.envs.restart(list(begin), [self._log.starts[number] for number in begin.values()])
+        frame[places] = self.envs.restart(places, [self._log.starts[self._games[place][0]] for place in places])
         self.frame = frame
 
     def _stream(self, number: int) -> np.random.Generator:
@@ -205,7 +209,7 @@ class _Row:
     @property
     def over(self) -> bool:
         """Whether no game is left here."""
-        return all(game is None for game in self._games)
+        return not any(self._games)
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Act, epsilon-greedily; an emulator without a game plays on, and nothing of it counts."""
@@ -223,18 +227,19 @@ class _Row:
         out = self.envs.recv()
         self.frame, self.is_first = out.frame, out.terminal | out.truncated
         self._running += out.reward
-        self._log.steps += sum(game is not None for game in self._games)
-        begin: dict[int, int] = {}
+        self._log.steps += sum(map(bool, self._games))
+        restart: list[int] = []
         for i in np.flatnonzero(out.game_over).tolist():
-            if (game := self._games[i]) is not None:
-                self._log.scores[game] = float(self._running[i])
-                self._games[i] = None
-                begin.update((i, number) for number in self._log.claim(1))
+            if chain := self._games[i]:
+                self._log.scores[chain[0]] = float(self._running[i])
+                self._games[i] = chain[1:] or next(iter(self._log.claim(1)), range(0))
+                if self._games[i]:
+                    self._rng[i], self._at[i] = self._stream(self._games[i][0]), _BLOCK
+                if self._games[i] and not chain[1:]:
+                    restart.append(i)
             self._running[i] = 0
-        for i, number in begin.items():
-            self._games[i], self._rng[i], self._at[i] = number, self._stream(number), _BLOCK
-        if begin:
-            self.starting = self._pool.submit(self._restart, begin)
+        if restart:
+            self.starting = self._pool.submit(self._restart, restart)
 
     def close(self) -> None:
         """Release the emulators, once."""
