@@ -8,7 +8,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
 
-from spr.envs import Envs, make
+from spr.environment import Envs
+from spr.envs import make
 
 
 def main(run: Path, out: Path) -> None:

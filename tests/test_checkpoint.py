@@ -27,7 +27,7 @@ from spr.checkpoint import Checkpoint, Spec
 from spr.cli import main
 from spr.envs import make
 from spr.errors import UnusableError, UserError
-from spr.evaluate import play
+from spr.evaluate import Agents, play
 from spr.fleet import assemble
 from spr.graphs import Inbox, Outbox
 from spr.learner import Learner
@@ -98,7 +98,7 @@ def test_nothing_is_sent_again_before_the_device_has_had_it(monkeypatch):
     resumed = training((0, 1, 2))
     list(resume.restore(resumed, resume.snapshots(cut)))
     list(resumed.run())
-    list(play(CONFIG, ["catch"] * 3, resumed.fleet.state.params, (0, 1, 2)))
+    list(play(CONFIG, Agents(["catch"] * 3, resumed.fleet.state.params, (0, 1, 2))))
     assert times > 2 * 70 + 90
     assert not again
 

@@ -5,11 +5,15 @@ import numpy as np
 import pytest
 from ale_py import ALEVectorInterface, roms
 
-from spr import envs as envs_module
+from spr import atari
+from spr.atari import Atari
+from spr.catch import Catch
 from spr.config import ObservationConfig
-from spr.envs import Atari, Catch, make, seeds_for, to_frame
+from spr.environment import seeds_for
+from spr.envs import make
 from spr.errors import UserError
 from spr.games import PublishedRom, game_names, reference_table, unlike_published
+from spr.gym_envs import picture_of, to_frame
 from spr.roms import rom_checksum, rom_of, rom_path, rom_problem
 
 
@@ -71,7 +75,7 @@ def test_every_end_of_a_game_is_seen_and_nothing_else_is_taken_for_one(game, noo
     def emulators(*args, **options):
         return ALEVectorInterface(*args, **(options | {"noop_max": noop_max}))
 
-    monkeypatch.setattr(envs_module, "ALEVectorInterface", emulators)
+    monkeypatch.setattr(atari, "ALEVectorInterface", emulators)
     envs = Atari(game, 1, threads=1)
     plain = ALEVectorInterface(
         rom_path(game), 1, noop_max=noop_max, use_fire_reset=False, reward_clipping=False, autoreset_mode="SameStep"
@@ -126,8 +130,8 @@ def test_same_seed_and_actions_give_the_same_game_in_any_vector():
 
 
 def test_the_time_limit_truncates_and_is_not_a_terminal(monkeypatch):
-    build = envs_module.ALEVectorInterface
-    monkeypatch.setattr(envs_module, "ALEVectorInterface", lambda *a, **k: build(*a, **(k | {"max_episode_steps": 80})))
+    build = atari.ALEVectorInterface
+    monkeypatch.setattr(atari, "ALEVectorInterface", lambda *a, **k: build(*a, **(k | {"max_episode_steps": 80})))
     _, outs = play(Atari("boxing", 1), [0], 45)
     assert [i for i, out in enumerate(outs) if out.truncated[0]] == [19, 39]
     assert not any(out.terminal[0] for out in outs)
@@ -194,15 +198,18 @@ def test_unknown_games_are_refused_with_a_hint():
         make("zzz", 1)
     with pytest.raises(UserError, match="can't make the environment 'Nope-v0'"):
         make("Nope-v0", 1)
-    with pytest.raises(UserError, match="can't make the environment 'no_such_package:Game-v0'"):
+    with pytest.raises(UserError, match="made by the module no_such_package, which runs only if you name it"):
         make("no_such_package:Game-v0", 1)
+    with pytest.raises(UserError, match="'pong' takes no arguments"):
+        make("pong", 1, arguments={"mode": 1})
 
 
 class Painter(gymnasium.Env):
     """A colour game of 40x60 pixels, actions 1..3, that ends after five steps and is cut off in every third game."""
 
-    def __init__(self, shape=(40, 60, 3), dtype=np.uint8, space=None):
-        self.observation_space = gymnasium.spaces.Box(0, 255, shape, dtype)
+    def __init__(self, shape=(40, 60, 3), dtype=np.uint8, space=None, high=None):
+        high = high or (255 if dtype in (np.uint8, np.float32) else 1)
+        self.observation_space = gymnasium.spaces.Box(0, high, shape, dtype)
         self.action_space = space or gymnasium.spaces.Discrete(3, start=1)
         self.games = 0
 
@@ -220,7 +227,8 @@ class Painter(gymnasium.Env):
         return self._image(), float(action), done and not cut, done and cut, {}
 
     def _image(self):
-        return np.full(self.observation_space.shape, 50 * self.time, self.observation_space.dtype)
+        bright = 50 if self.observation_space.high.max() == 255 else 1
+        return np.full(self.observation_space.shape, min(bright * self.time, 250), self.observation_space.dtype)
 
 
 gymnasium.register("Painter-v0", Painter)
@@ -228,6 +236,10 @@ gymnasium.register("Wide-v0", Painter, kwargs={"shape": (84, 84)})
 gymnasium.register("Channel-v0", Painter, kwargs={"shape": (30, 30, 1)})
 gymnasium.register("Vector-v0", Painter, kwargs={"shape": (8,)})
 gymnasium.register("Float-v0", Painter, kwargs={"dtype": np.float32})
+gymnasium.register("First-v0", Painter, kwargs={"shape": (3, 40, 60)})
+gymnasium.register("Planes-v0", Painter, kwargs={"shape": (10, 10, 4), "dtype": bool})
+gymnasium.register("Grids-v0", Painter, kwargs={"shape": (4, 10, 10), "dtype": np.int8})
+gymnasium.register("Boundless-v0", Painter, kwargs={"dtype": np.float32, "high": np.inf})
 gymnasium.register("Continuous-v0", Painter, kwargs={"space": gymnasium.spaces.Box(-1, 1, (2,))})
 
 
@@ -279,14 +291,37 @@ def test_gray_images_of_any_size_are_played(name):
     ("name", "message"),
     [
         ("Vector-v0", "images are needed"),
-        ("Float-v0", "images are needed"),
-        ("Continuous-v0", "actions of type Box"),
-        ("CartPole-v1", "images are needed"),
+        ("Boundless-v0", "images without bounds: gymnasium.wrappers.RescaleObservation"),
+        ("Planes-v0", "shows 4 planes, but observation.channels is 1: --set observation.channels=4"),
+        ("Continuous-v0", "actions of type Box, they must be Discrete: some environments have an argument"),
+        ("CartPole-v1", "images are needed: gymnasium.wrappers.AddRenderObservation shows its picture instead"),
+        ("Blackjack-v1", "observes a Tuple, images are needed"),
     ],
 )
 def test_what_has_no_images_or_no_discrete_actions_is_refused(name, message):
     with pytest.raises(UserError, match=message):
         make(name, 1)
+
+
+def test_a_picture_among_other_observations_is_named():
+    space = gymnasium.spaces.Dict(
+        {"mission": gymnasium.spaces.Text(9), "image": gymnasium.spaces.Box(0, 255, (7, 7, 3), np.uint8)}
+    )
+    with pytest.raises(UserError, match=r"observes a Dict, .*TransformObservation can take its 'image' .*ImgObs"):
+        picture_of("a grid", space, ObservationConfig())
+
+
+@pytest.mark.parametrize(
+    ("name", "channels"), [("Painter-v0", 3), ("First-v0", 3), ("Float-v0", 3), ("Planes-v0", 4), ("Grids-v0", 4)]
+)
+def test_images_of_any_kind_are_the_same_frames(name, channels):
+    """Channels first or last, whole numbers, fractions, booleans: the second frame is half white, or all of it."""
+    envs = make(name, 1, obs=ObservationConfig(height=40, width=60, channels=channels))
+    envs.reset([0])
+    envs.send(np.zeros(1, np.int64))
+    frame = envs.recv().frame
+    assert frame.shape == (1, channels, 40, 60)
+    assert (frame == (50 if channels == 3 else 255)).all()
 
 
 def test_resizing_averages_areas_and_weighs_colours():

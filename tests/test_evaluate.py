@@ -8,8 +8,8 @@ from conftest import CPU
 from spr import evaluate
 from spr.actor import Actor
 from spr.config import Config
-from spr.envs import Step
-from spr.evaluate import play
+from spr.environment import Step
+from spr.evaluate import Agents, play
 from spr.learner import Learner
 
 
@@ -65,7 +65,7 @@ def test_every_game_begun_is_finished_and_counts_whatever_its_length(monkeypatch
     monkeypatch.setattr(evaluate, "_EMULATORS", row)
     monkeypatch.setattr(evaluate, "_WORTH_STARTING", worth)
     config = Config().override({"evaluation.episodes": games, "network.hidden": 4})
-    *_, last = play(config, ["any"] * 2, agents([0, 5], config), [0, 5])
+    *_, last = play(config, Agents(["any"] * 2, agents([0, 5], config), [0, 5]))
     assert last.finished == 2 * games
     for seed, scores in zip([0, 5], last.scores, strict=True):
         starts = evaluate.seeds_for(seed, "evaluate", games)[::2]  # games come in pairs, the second after the first
@@ -85,7 +85,7 @@ def test_long_games_count_as_often_as_they_begin(monkeypatch):
     config = Config().override({"evaluation.episodes": 20, "network.hidden": 4})
     seeds = list(range(30))
     params = {name: p.expand(len(seeds), *p.shape[1:]) for name, p in agents([0], config).items()}
-    *_, last = play(config, ["any"] * len(seeds), params, seeds)
+    *_, last = play(config, Agents(["any"] * len(seeds), params, seeds))
     long = np.mean([[score == 40 for score in scores] for scores in last.scores])
     assert long == pytest.approx(0.25, abs=0.055)  # 600 games: three standard deviations
 
@@ -104,13 +104,13 @@ def test_an_evaluation_left_early_closes_every_emulator(monkeypatch):
 
     monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Closing(count))  # noqa: ARG005
     config = Config().override({"evaluation.episodes": 12, "network.hidden": 4})
-    games = play(config, ["any"] * 2, agents([0, 5], config), [0, 5])
+    games = play(config, Agents(["any"] * 2, agents([0, 5], config), [0, 5]))
     for _ in range(5):
         next(games)
     games.close()
     assert [envs.closed for envs in made] == [1] * 4  # two agents, two halves
     made.clear()
-    *_, last = play(config, ["any"] * 2, agents([0, 5], config), [0, 5])
+    *_, last = play(config, Agents(["any"] * 2, agents([0, 5], config), [0, 5]))
     assert last.finished == 24
     assert [envs.closed for envs in made] == [1] * 4
 
@@ -119,9 +119,9 @@ def test_an_evaluation_left_early_closes_every_emulator(monkeypatch):
 def test_an_agent_scores_the_same_alone_and_beside_others():
     config = Config().override({"evaluation.episodes": 14, "network.hidden": 4, "evaluation.epsilon": 0.2})
     params = {name: p.detach() for name, p in Learner(config, 3, CPU).init(range(7)).params.items()}
-    *_, fleet = play(config, ["catch"] * 7, params, range(7))
+    *_, fleet = play(config, Agents(["catch"] * 7, params, range(7)))
     for seed in (2, 6):
-        *_, alone = play(config, ["catch"], {name: p[seed : seed + 1] for name, p in params.items()}, [seed])
+        *_, alone = play(config, Agents(["catch"], {name: p[seed : seed + 1] for name, p in params.items()}, [seed]))
         assert fleet.scores[seed] == alone.scores[0]
 
 
@@ -147,7 +147,7 @@ def test_rows_that_are_free_go_to_the_agent_with_the_most_left(monkeypatch):
     monkeypatch.setattr(evaluate, "_WORTH_STARTING", 100)
     monkeypatch.setattr(evaluate, "_EMULATORS", 4)
     monkeypatch.setattr(evaluate, "cores", lambda: 2)
-    *rounds, last = play(config, ["any"] * 3, agents([1, 2, 3], config), [1, 2, 3])
+    *rounds, last = play(config, Agents(["any"] * 3, agents([1, 2, 3], config), [1, 2, 3]))
     assert last.scores == [[5.0] * 32, [5.0] * 32, [100.0] * 32]
     # On its own two rows of four it would take 400 rounds; with the six rows of all three, 24 games at a time.
     assert len(rounds) < 260
@@ -158,7 +158,7 @@ def test_rows_that_are_free_go_to_the_agent_with_the_most_left(monkeypatch):
 def test_epsilon_one_is_the_random_agent():
     config = Config().override({"evaluation.episodes": 100, "network.hidden": 4})
     params = {name: p.detach() for name, p in Learner(config, 3, CPU).init([0]).params.items()}
-    *_, last = play(config, ["catch"], params, [0], epsilon=1.0)
+    *_, last = play(config, Agents(["catch"], params, [0]), epsilon=1.0)
     assert np.mean(last.scores[0]) == pytest.approx(2.6, abs=0.6)
 
 

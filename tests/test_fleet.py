@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from spr.cli import main
 from spr.display import StopRequest, _summary
 from spr.envs import Together, make
-from spr.evaluate import play
+from spr.evaluate import Agents, play
 from spr.fleet import assemble
 from spr.presets import preset_config
 from spr.train import train
@@ -41,7 +41,7 @@ def test_the_whole_loop_and_the_evaluation_of_a_mixed_fleet_are_those_of_its_age
     assert mixed.envs.own_actions == [6, 4, 18, 6]
     judged = ["breakout", "alien"]  # whose games are short
     params = {name: p[1:3] for name, p in mixed.state.params.items()}
-    *_, scores = play(CONFIG, judged, params, SEEDS[1:3], epsilon=0.3)
+    *_, scores = play(CONFIG, Agents(judged, params, SEEDS[1:3]), epsilon=0.3)
     for i, (game, seed) in enumerate(zip(GAMES, SEEDS, strict=True)):
         alone, its_rows = trained([game], [seed])
         assert torch.equal(mixed.replay.actions[i], alone.replay.actions[0])
@@ -53,7 +53,7 @@ def test_the_whole_loop_and_the_evaluation_of_a_mixed_fleet_are_those_of_its_age
             assert value is None or rows[-1][i][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
         params = {name: p[i : i + 1] for name, p in mixed.state.params.items()}
         if game in judged:
-            *_, its_scores = play(CONFIG, [game], params, [seed], epsilon=0.3)
+            *_, its_scores = play(CONFIG, Agents([game], params, [seed]), epsilon=0.3)
             assert scores.scores[judged.index(game)] == its_scores.scores[0]
 
 

@@ -8,8 +8,9 @@ import torch
 
 from spr import resume
 from spr.actor import ActStep
-from spr.envs import Step, make
-from spr.evaluate import play
+from spr.environment import Step
+from spr.envs import make
+from spr.evaluate import Agents, play
 from spr.fleet import assemble
 from spr.graphs import captured
 from spr.hardware import tune
@@ -212,8 +213,8 @@ def test_an_evaluation_is_played_as_on_a_cpu():
     params = {name: p.detach().clone() for name, p in state.params.items()}
     for agent in range(3):
         params["head.advantage.bias"][agent].view(3, -1)[agent, -1] = 100.0
-    *_, expected = play(config, ["catch"] * 3, params, [3, 1, 7])
-    *_, scores = play(config, ["catch"] * 3, {name: p.to(GPU) for name, p in params.items()}, [3, 1, 7])
+    *_, expected = play(config, Agents(["catch"] * 3, params, [3, 1, 7]))
+    *_, scores = play(config, Agents(["catch"] * 3, {name: p.to(GPU) for name, p in params.items()}, [3, 1, 7]))
     assert scores == expected
 
 

@@ -8,7 +8,7 @@ from conftest import CPU, LITTLE_FRAMES
 from spr.actor import Actor
 from spr.envs import make
 from spr.errors import UserError
-from spr.evaluate import play
+from spr.evaluate import Agents, play
 from spr.fleet import assemble
 from spr.presets import preset_config
 from spr.schedules import beta_at
@@ -35,8 +35,8 @@ def test_catch_is_learnt_and_the_latents_predict_without_collapsing():
     fleet = assemble(config, envs, [0], CPU)
     rows = [info.rows[0] for info in train(fleet) if info.rows]
     params = {name: p.detach() for name, p in fleet.state.params.items()}
-    *_, chance = play(config, ["catch"], params, [0], epsilon=1.0)
-    *_, learnt = play(config, ["catch"], params, [0])
+    *_, chance = play(config, Agents(["catch"], params, [0]), epsilon=1.0)
+    *_, learnt = play(config, Agents(["catch"], params, [0]))
     assert np.mean(chance.scores[0]) < 3.5  # of ten balls
     assert np.mean(learnt.scores[0]) >= 9.0
 

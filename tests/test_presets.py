@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ACTIONS, CPU, World, grad_views, small
+from conftest import ACTIONS, CPU, World, as_options, grad_views, small
 from torch.utils._pytree import tree_map
 
 from spr.augment import Views, views_of
@@ -189,10 +189,12 @@ def test_the_quadratic_loss_collapses_the_latents_and_the_cosine_does_not():
 
 @pytest.mark.slow
 def test_the_example_of_a_loss_of_ones_own_runs(tmp_path):
-    script = Path(__file__).parent.parent / "docs" / "own_loss.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--out", str(tmp_path)], capture_output=True, text=True, check=False, timeout=600
-    )
+    docs = Path(__file__).parent.parent / "docs"
+    loss = ["--plugin", "own_loss", "--set", "learner.aux_loss=angle"]
+    small = as_options({"network.hidden": 16, "replay.batch_size": 4, "evaluation.episodes": 2})
+    short = ["--set", "schedule.learning_starts=60", "--steps", "70", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "spr", "train", "catch", *loss, *small, *short]
+    done = subprocess.run(command, cwd=docs, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "spr" / "catch" / "seed-0" / "metrics.jsonl").read_text().splitlines()
     assert '"angle"' in lines[-1]

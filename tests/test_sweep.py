@@ -93,7 +93,7 @@ def assert_equal_results(one, two, count):
 def whole(tmp_path_factory):
     """A sweep of two fleets, never disturbed."""
     out = tmp_path_factory.mktemp("whole")
-    command = spr("sweep", "--games", "catch", "--seeds", 2, "--agents", 1, "--out", out,
+    command = spr("sweep", "--games", "catch", "--runs", 2, "--agents", 1, "--out", out,
                   "--checkpoint-every", 25, *CHANGES)  # fmt: skip
     said, _ = command.communicate(timeout=300)
     assert command.returncode == 0, said
@@ -188,7 +188,8 @@ def test_no_more_agents_than_memory(monkeypatch, tmp_path):
         (["--games", "catch", "catch"], "given twice"),
         (["--games", "catch", "--presets", "spr", "spr"], "given twice"),
         (["--games", "catch", "--set", "learner.dept=3"], "learner.dept"),
-        (["--games", "catch", "--seeds", "0"], "--seeds takes a number of at least 1"),
+        (["--games", "catch", "--runs", "0"], "--runs takes a number of at least 1"),
+        (["--games", "catch", "--runs", "2", "--seeds", "0"], "both say which seeds"),
         (["--games", "catch", "--together", "0"], "--together"),
         (["--games", "catch", "--engine", "slurm"], "slurm"),
         (["--games", "catch", "--engine", "ray", "--device", "tpu"], "unknown device 'tpu'"),
@@ -284,7 +285,7 @@ def test_a_failed_fleet_is_listed_and_does_not_stop_the_others(whole, tmp_path):
     taken = runs.folder(tmp_path, "spr", "catch", 0)
     taken.mkdir(parents=True)
     (taken / "thesis.tex").write_text("mine")
-    command = spr("sweep", "--games", "catch", "--seeds", 2, "--agents", 1, "--out", tmp_path, *CHANGES)
+    command = spr("sweep", "--games", "catch", "--runs", 2, "--agents", 1, "--out", tmp_path, *CHANGES)
     said, _ = command.communicate(timeout=300)
     assert command.returncode == 1, said
     assert "failed: spr on catch, seed 0: " in said
@@ -307,7 +308,7 @@ def test_a_finished_run_counts_only_for_what_it_was_made_with(whole, more, diffe
     """An ablation loop into one folder would otherwise print one variant's score for all of them."""
     out, _ = whole
     files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    sweep = ["sweep", "--games", "catch", "--seeds", "2", "--out", str(out), *CHANGES, *more]
+    sweep = ["sweep", "--games", "catch", "--runs", "2", "--out", str(out), *CHANGES, *more]
     train = ["train", "catch", "--seeds", "0", "1", "--out", str(out), "--resume", *CHANGES, *more]
     for command in (sweep, [*sweep, "--dry-run"], train):
         assert main(command) == 2
@@ -332,7 +333,7 @@ def test_a_damaged_result_is_named_and_not_counted(tmp_path, capsys):
     finished(tmp_path, "spr", "catch", 0)
     path = runs.folder(tmp_path, "spr", "catch", 0) / "result.json"
     path.write_text(path.read_text()[:-20])
-    for command in (["sweep", "--games", "catch", "--seeds", "1"], ["train", "catch", "--resume"]):
+    for command in (["sweep", "--games", "catch", "--runs", "1"], ["train", "catch", "--resume"]):
         assert main([*command, "--out", str(tmp_path), *CHANGES]) == 2
         assert "result.json can't be read" in capsys.readouterr().err
 
@@ -342,7 +343,7 @@ def test_variants_with_names_live_side_by_side(whole, tmp_path, capsys):
     out = tmp_path / "runs"
     shutil.copytree(whole[0], out)
     shallow = ["--set", "learner.depth=1", "--name", "depth-1"]
-    assert main(["sweep", "--games", "catch", "--seeds", "1", "--out", str(out), *CHANGES, *shallow]) == 0
+    assert main(["sweep", "--games", "catch", "--runs", "1", "--out", str(out), *CHANGES, *shallow]) == 0
     made = json.loads((out / "depth-1" / "catch" / "seed-0" / "result.json").read_text())
     assert (made["preset"], made["config"]["learner"]["depth"]) == ("spr", 1)
     assert (out / "logs" / "depth-1" / "catch" / "seeds-0.txt").is_file()
@@ -372,7 +373,7 @@ def test_a_second_sweep_skips_everything(whole):
     out, said = whole
     assert "2 done, 0 running, 0 waiting, 0 failed" in said
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    command = spr("sweep", "--games", "catch", "--seeds", 2, "--out", out, *CHANGES)
+    command = spr("sweep", "--games", "catch", "--runs", 2, "--out", out, *CHANGES)
     said, _ = command.communicate(timeout=60)
     assert command.returncode == 0, said
     assert "1 of 1 fleets are finished already" in said
@@ -386,7 +387,7 @@ def test_a_second_sweep_skips_everything(whole):
 def test_a_sweep_that_is_stopped_goes_on_to_the_same_bytes(engine, how, whole, tmp_path):
     if engine == "ray":
         pytest.importorskip("ray")
-    arguments = ("sweep", "--games", "catch", "--seeds", 2, "--agents", 1,
+    arguments = ("sweep", "--games", "catch", "--runs", 2, "--agents", 1,
                  "--together", 2, "--out", tmp_path, "--checkpoint-every", 25, *CHANGES)  # fmt: skip
     command = spr(*arguments, "--engine", engine)
     wait_for(lambda: list(tmp_path.rglob("checkpoint-*.safetensors")))
@@ -455,7 +456,7 @@ def test_on_two_ray_nodes_with_one_lost_the_results_are_the_local_engines(lost, 
     try:
         second = nodes.add_node(num_cpus=1, object_store_memory=10**8)
         raylet = second.all_processes["raylet"][0].process.pid
-        arguments = ("--games", "catch", "--seeds", 2, "--agents", 1, "--out", tmp_path)
+        arguments = ("--games", "catch", "--runs", 2, "--agents", 1, "--out", tmp_path)
         where = ("--engine", "ray", "--address", nodes.address)
         command = spr("sweep", *arguments, *where, "--checkpoint-every", 25, *CHANGES)
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from spr.config import Config
-from spr.envs import Frames, Step
+from spr.environment import Frames, Step
 from spr.fleet import Fleet
 from spr.graphs import Inbox, Outbox, captured, compiled
 from spr.networks import Noise, Valid, networks_without_weights
+from spr.replay import learning_reward
 from spr.rng import RawNumbers
 
 
@@ -99,7 +100,7 @@ class ActStep:
 
     def finish_step(self, out: Step) -> None:
         """Send the outcome of the step; it is stored at once, so that the replay is whole between two steps."""
-        reward = out.reward.clip(-1, 1)
+        reward = learning_reward(self._fleet.config, out.reward)
         self._inbox.send(frame=out.frame, is_first=out.terminal | out.truncated, reward=reward, truncated=out.truncated)
         self._fleet.replay.finish_step(self._inbox["reward"], self._inbox["truncated"])
 

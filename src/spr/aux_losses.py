@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from spr.errors import UserError
+from spr.config import Config
+from spr.errors import UserError, did_you_mean
 
 # (predicted [T, B, D], target [T, B, D], mask [B, T] of the targets that count) -> loss [B]
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -79,11 +80,14 @@ def uniformity(projected: Tensor) -> Tensor:
 _KNOWN: dict[str, Loss] = {"spr": spr, "quadratic": quadratic, "contrastive": contrastive, "bilinear": bilinear}
 
 
+_TAKEN = ("rl", "uniformity", "loss")  # by other losses, beside which it is logged
+
+
 def register(name: str) -> Callable[[Loss], Loss]:
     """Make a function of your own available as `learner.aux_loss=NAME`; a name is given once."""
 
     def remember(function: Loss) -> Loss:
-        if name in _KNOWN:
+        if name in (*_KNOWN, *_TAKEN):
             raise UserError(f"an auxiliary loss named '{name}' is there already: choose another name")
         _KNOWN[name] = function
         return function
@@ -96,6 +100,16 @@ def known() -> list[str]:
     return list(_KNOWN)
 
 
+def check_loss(config: Config) -> None:
+    """Refuse to train by a loss that nobody has registered."""
+    if config.learner.aux_weight > 0:
+        aux_loss(config.learner.aux_loss)
+
+
 def aux_loss(name: str) -> Loss:
-    """Return an auxiliary loss by its name."""
+    """Return an auxiliary loss by its name; only what trains needs it."""
+    if name not in _KNOWN:
+        close = did_you_mean(name, _KNOWN)
+        hint = close or "; a plug-in of your own that registers it is named by --plugin"
+        raise UserError(f"learner.aux_loss must be one of {', '.join(_KNOWN)}, not '{name}'{hint}")
     return _KNOWN[name]

@@ -13,16 +13,19 @@ from typing import Any, NoReturn
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from spr import __version__, bench, matching, report, runs
+from spr import __version__, bench, matching, plugins, report, runs
 from spr.cluster import on_ray
 from spr.config import Config, fields, parse_override
 from spr.display import Display, StopRequest
 from spr.envs import family, known_games, make
 from spr.errors import UserError, did_you_mean, plural
+from spr.evaluate import Agents
 from spr.events import to_all, write_metrics
 from spr.fleet import fleet_memory
 from spr.games import game_names, normalised, reference_table
+from spr.gym_envs import parse_arguments
 from spr.hardware import DEVICES, choose_device, choose_precision, device_name, free_memory, tune
 from spr.plan import LARGEST_FLEET, Settings, plan
 from spr.presets import PRESETS, preset_config
@@ -53,10 +56,12 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    console = Console()
+    console = Console(markup=False, emoji=False, highlight=False)  # names and paths are shown as they are
     args = argparse.Namespace(command="")
     try:
         args = _parser().parse_args(argv)
+        for module in args.plugin:
+            plugins.load(module)
         code: int = args.run(args, console)
     except UserError as error:
         print(f"spr: {error}", file=sys.stderr)
@@ -71,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="spr", description="Self-predictive representations: train, evaluate and time agents.")
     parser.add_argument("--version", action="version", version=f"spr {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    groups = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = _Commands(groups)
 
     _add_train(commands)
     _add_sweep(commands)
@@ -120,13 +126,33 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_train(commands: Any) -> None:
+class _Commands:
+    """Adds commands, each with the options that all of them have."""
+
+    def __init__(self, groups: Any) -> None:
+        self._groups = groups
+
+    def add_parser(self, name: str, **about: Any) -> argparse.ArgumentParser:
+        """Add one."""
+        parser: argparse.ArgumentParser = self._groups.add_parser(name, **about)
+        parser.add_argument(
+            "--plugin",
+            action="append",
+            default=[],
+            metavar="MODULE",
+            help="a module of your own to import first: it may register losses, encoders, presets and games",
+        )
+        return parser
+
+
+def _add_train(commands: _Commands) -> None:
     train = commands.add_parser("train", help="train agents on games and evaluate them", description=_train.__doc__)
     train.add_argument(
         "games",
         nargs="+",
         metavar="GAME",
-        help="catch, Atari games such as pong and ms_pacman, Gymnasium ids (module:Name-v0); 'all' for Atari 100k's 26",
+        help="catch, Atari games such as pong and ms_pacman ('spr games' lists them), Gymnasium ids (module:Name-v0), "
+        "functions that make one (module:function); 'all' for Atari 100k's 26",
     )
     train.add_argument("--preset", default="spr", help="the method: one of 'spr presets' (default: spr)")
     train.add_argument(
@@ -134,12 +160,12 @@ def _add_train(commands: Any) -> None:
     )
     train.add_argument(
         "--seeds",
-        type=int,
         nargs="+",
-        default=[0],
+        default=["0"],
         metavar="N",
-        help="one agent per game and seed, trained as a fleet (default: 0)",
+        help="one agent per game and seed, trained as a fleet: numbers and ranges, such as 0 1 5-9 (default: 0)",
     )
+    _add_env_arg(train)
     train.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
     train.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto, the GPU if there is one)")
     train.add_argument("--precision", default="auto", help=_PRECISION_HELP)
@@ -163,13 +189,15 @@ def _add_train(commands: Any) -> None:
     train.set_defaults(run=_train)
 
 
-def _add_sweep(commands: Any) -> None:
+def _add_sweep(commands: _Commands) -> None:
     sweep_ = commands.add_parser("sweep", help="train methods x games x seeds", description=_sweep.__doc__)
     sweep_.add_argument("--presets", nargs="+", default=["spr"], metavar="NAME", help="the methods (default: spr)")
     sweep_.add_argument(
         "--games", nargs="+", required=True, metavar="GAME", help="the games, or 'all' for the 26 of Atari 100k"
     )
-    sweep_.add_argument("--seeds", type=int, default=10, metavar="N", help="runs of each: seeds 0 to N-1 (default: 10)")
+    sweep_.add_argument("--seeds", nargs="+", metavar="N", help="numbers and ranges, as for 'spr train' (default: 0-9)")
+    sweep_.add_argument("--runs", type=int, metavar="N", help="how many of each, instead of --seeds: seeds 0 to N-1")
+    _add_env_arg(sweep_)
     sweep_.add_argument("--name", help="as for 'spr train'; for one method at a time")
     sweep_.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds all runs (default: runs)")
     sweep_.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
@@ -197,6 +225,16 @@ def _add_sweep(commands: Any) -> None:
     sweep_.set_defaults(run=_sweep)
 
 
+def _add_env_arg(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--env-arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of a Gymnasium environment, such as continuous=false",
+    )
+
+
 def _train(args: argparse.Namespace, console: Console) -> int:
     """Train one agent per game and seed, play the evaluation's games, and store everything under OUT/NAME/GAME/."""
     changes = dict(parse_override(text) for text in args.set)
@@ -214,6 +252,8 @@ def _train(args: argparse.Namespace, console: Console) -> int:
         preset=args.preset,
         configs={game: preset_config(args.preset, game).override(changes) for game in _games(args.games)},
         seeds=tuple(_seeds(args.seeds)),
+        arguments=parse_arguments(args.env_arg),
+        plugins=plugins.names(),
         device=device,
         precision=precision,
         out=args.out,
@@ -228,14 +268,17 @@ def _train(args: argparse.Namespace, console: Console) -> int:
 
 def _sweep(args: argparse.Namespace, console: Console) -> int:
     """Train every method on every game with every seed, in fleets; finished runs are skipped, others go on."""
-    for name, least in (("seeds", 1), ("agents", 1), ("together", 1), ("checkpoint_every", 0)):
+    for name, least in (("runs", 1), ("agents", 1), ("together", 1), ("checkpoint_every", 0)):
         value = getattr(args, name)
         if value is not None and value < least:
             raise UserError(f"--{name.replace('_', '-')} takes a number of at least {least}")
+    if args.runs is not None and args.seeds is not None:
+        raise UserError("--runs and --seeds both say which seeds: choose one")
     runs.check_name(args.name)
     here = args.engine == "local"
     # The driver of a cluster need not have the device that its nodes have.
     elsewhere = not here and args.device in DEVICES[1:]
+    games = _games(args.games)
     device = torch.device(args.device) if elsewhere else choose_device(args.device)
     largest = args.agents or LARGEST_FLEET[device.type]
     settings = Settings(
@@ -246,9 +289,11 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
         checkpoint_every=args.checkpoint_every,
         name=args.name,
         exactly=args.precision != "auto",
+        arguments=tuple(args.env_arg),
+        plugins=plugins.names(),
     )
-    games = _games(args.games)
-    jobs = plan(args.presets, games, range(args.seeds), settings, largest, args.together if here else None)
+    seeds = _seeds(args.seeds or ["0-9"]) if args.runs is None else range(args.runs)
+    jobs = plan(args.presets, games, seeds, settings, largest, args.together if here else None)
     if args.dry_run:
         console.print(forecast(jobs, settings, args.together))
         return 0
@@ -273,11 +318,12 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
     config = run.config.override(changes)
     device = choose_device(args.device)
     tune(device, choose_precision("auto", device))
-    seed = run.seed if args.seed is None else _seeds([args.seed])[0]
+    seed = run.seed if args.seed is None else _seeds([str(args.seed)])[0]
     params = {name: tensor[None].to(device) for name, tensor in weights.items()}
-    quiet = Console(stderr=True) if args.json else console
+    agents = Agents([run.game], params, [seed], run.arguments)
+    quiet = Console(stderr=True, markup=False, emoji=False) if args.json else console
     with Display(quiet) as display:
-        scores = evaluate_agents(config, [run.game], params, [seed], display)[0]
+        scores = evaluate_agents(config, agents, display)[0]
     mean = sum(scores) / len(scores)
     human = normalised(run.game, mean)
     steps = config.schedule.steps
@@ -395,7 +441,7 @@ def _doctor(_: argparse.Namespace, console: Console) -> int:
     def say(good: bool, what: str, found: str) -> None:
         nonlocal fine
         fine = fine and good
-        table.add_row("[green]ok[/]" if good else "[red]no[/]", what, found)
+        table.add_row(Text("ok", style="green") if good else Text("no", style="red"), what, found)
 
     say(True, "spr", __version__)
     say(sys.version_info >= (3, 11), "Python (3.11 or newer)", platform.python_version())
@@ -406,7 +452,9 @@ def _doctor(_: argparse.Namespace, console: Console) -> int:
     say(True, "other games", f"catch, {len(known_games()) - len(game_names()) - 1} more Atari games, Gymnasium ids")
     for name in DEVICES[1:]:
         if name == "cuda" and not torch.cuda.is_available():
-            table.add_row("[yellow]--[/]", "GPU", "none that PyTorch can use; training runs on the CPU, slowly")
+            table.add_row(
+                Text("--", style="yellow"), "GPU", "none that PyTorch can use; training runs on the CPU, slowly"
+            )
             continue
         device = torch.device(name)
         need, free = fleet_memory(Config(), 1, device), free_memory(device)
@@ -419,7 +467,10 @@ def _doctor(_: argparse.Namespace, console: Console) -> int:
 
 
 def _games(names: Sequence[str]) -> list[str]:
-    """Return the games that were named; 'all' are the 26 of Atari 100k."""
+    """Return the games that were named; 'all' are the 26 of Atari 100k. Modules named with them are imported."""
+    for name in names:
+        if ":" in name:
+            plugins.load(name.partition(":")[0])
     games = [game for name in names for game in (game_names() if name == "all" else [name])]
     twice = next((game for game in games if games.count(game) > 1), None)
     if twice is not None:
@@ -427,7 +478,16 @@ def _games(names: Sequence[str]) -> list[str]:
     return games
 
 
-def _seeds(seeds: Sequence[int]) -> list[int]:
+def _seeds(texts: Sequence[str]) -> list[int]:
+    """Read seeds: numbers and ranges, with spaces or commas between them."""
+    seeds: list[int] = []
+    for text in (part for whole in texts for part in whole.split(",") if part):
+        first, dash, last = text.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UserError(f"seeds are whole numbers and ranges, such as 0 1 5-9, not '{text}'")
+        if dash and int(last) - int(first) not in range(10_000):
+            raise UserError(f"'{text}' is no range of seeds: the smaller one comes first")
+        seeds += range(int(first), int(last or first) + 1)
     if any(seed < 0 or seed >= 2**31 for seed in seeds):
         raise UserError(f"seeds must be between 0 and {2**31 - 1}")
     twice = sorted({seed for seed in seeds if list(seeds).count(seed) > 1})

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
-from spr.aux_losses import known
 from spr.encoders import encoder_names, encoder_shapes
 from spr.errors import UserError, did_you_mean
 
 PROJECTIONS = ("head", "mlp", "none")
 RL_LOSSES = ("categorical", "huber")
 ENDS = ("all", "first")
-CHANNELS = (1, 3)  # gray, or colour
 
 
 def _value(default: float, low: float, high: float, meaning: str) -> Any:
@@ -32,13 +30,18 @@ def _choice(default: str, names: Callable[[], Sequence[str]], meaning: str) -> A
     return field(default=default, metadata={"names": names, "meaning": meaning})
 
 
+def _name(default: str, meaning: str) -> Any:
+    """Declare a name that is looked up where it is used."""
+    return field(default=default, metadata={"meaning": meaning})
+
+
 @dataclass(frozen=True)
 class ObservationConfig:
     """What an agent sees: the last frames of its game, resized. Environments deliver frames of this kind."""
 
     height: int = _value(84, 1, 1_024, "Rows of a frame.")
     width: int = _value(84, 1, 1_024, "Columns of a frame.")
-    channels: int = _value(1, 1, 3, "1: gray, 3: colour.")
+    channels: int = _value(1, 1, 64, "1: gray, 3: colour; other numbers for environments that show so many planes.")
     stack: int = _value(4, 1, 64, "Frames in an observation, oldest first.")
 
     @property
@@ -100,6 +103,7 @@ class ReplayConfig:
     priority_exponent: float = _value(0.5, 0, 10, "Exponent that turns a transition's KL divergence into its priority.")
     beta_start: float = _value(0.4, 0, 1, "Importance-correction exponent when learning starts.")
     beta_end: float = _value(1.0, 0, 1, "Importance-correction exponent at the last step.")
+    clip_rewards: bool = _flag(True, "Whether rewards are clipped to [-1, 1] for learning; scores never are.")
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,8 @@ class LearnerConfig:
     target_period: int = _value(
         1, 1, 1_000_000_000, "Updates between hard copies into the RL target network; 1: no separate network."
     )
-    aux_loss: str = _choice("spr", known, "The auxiliary loss on representations, if its weight is above 0.")
+    # Any name: whoever trains by it must know it, whoever plays with the agent need not.
+    aux_loss: str = _name("spr", "The auxiliary loss on representations, if its weight is above 0.")
     aux_weight: float = _value(2.0, 0, 1e6, "lambda: weight of the auxiliary loss; 0 leaves the RL loss alone.")
     uniformity_weight: float = _value(0.0, 0, 1e6, "Weight of the loss that spreads projections over the sphere.")
     depth: int = _value(5, 0, 100, "K: how many steps ahead is predicted; 0 compares two views of the same state.")
@@ -193,8 +198,6 @@ class Config:
             raise UserError("learner.stop_gradient=false needs targets of the online encoder: set learner.ema_decay=0")
         obs = self.observation
         encoder_shapes(self.network.encoder, (obs.height, obs.width, obs.planes))  # refuses what is too small for it
-        if self.observation.channels not in CHANNELS:
-            raise UserError(f"observation.channels must be 1 (gray) or 3 (colour), not {self.observation.channels}")
         if self.augment.crop_margin > 2 * self.augment.shift:
             least = math.ceil(self.augment.crop_margin / 2)
             raise UserError(
@@ -352,7 +355,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def _check_range(entry: Field, value: Any) -> None:
-    if entry.kind is str and value not in entry.names():
+    if entry.kind is str and entry.names() and value not in entry.names():
         raise UserError(f"{entry.name} must be one of {', '.join(entry.names())}, not '{value}'")
     if entry.kind in (int, float) and not entry.low <= value <= entry.high:
         raise UserError(f"{entry.name} must be between {entry.low:,} and {entry.high:,}, not {value:,}")

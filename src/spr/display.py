@@ -126,6 +126,8 @@ class Display:
                     self._bar.show(info.step, _figures(info, self._rows))
             case events.Diverged(_, message):
                 self._console.print(message, highlight=False, soft_wrap=True)
+            case events.Failed(message):
+                self._line(message)
             case events.Stopped(step):
                 self._line(f"stopped after {step:,} steps and saved; the same command with --resume goes on")
             case events.Evaluated(title, games, total):

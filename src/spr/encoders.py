@@ -79,7 +79,21 @@ _ENCODERS: dict[str, Callable[[Shape], Encoder]] = {
     "standard": partial(ConvEncoder, layers=((32, 8, 4), (64, 4, 2), (64, 3, 1))),
     # Data-Efficient Rainbow's (van Hasselt et al. 2019)
     "data_efficient": partial(ConvEncoder, layers=((32, 5, 5), (64, 5, 5))),
+    # MinAtar's (Young and Tian 2019), for frames of ten pixels
+    "minatar": partial(ConvEncoder, layers=((16, 3, 1),)),
 }
+
+
+def register(name: str) -> Callable[[Callable[[Shape], Encoder]], Callable[[Shape], Encoder]]:
+    """Make an encoder of your own available as `network.encoder=NAME`: a class or function of an image's shape."""
+
+    def remember(factory: Callable[[Shape], Encoder]) -> Callable[[Shape], Encoder]:
+        if name in _ENCODERS:
+            raise UserError(f"an encoder named '{name}' is there already: choose another name")
+        _ENCODERS[name] = factory
+        return factory
+
+    return remember
 
 
 def encoder_names() -> list[str]:

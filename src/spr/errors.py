@@ -8,6 +8,14 @@ class UserError(Exception):
     """Wrong input. The command line prints it as one line and exits with code 2; nothing has been written."""
 
 
+class EnvironmentFault(Exception):  # noqa: N818 - a fault of somebody's environment, not of ours
+    """An environment failed while it was played: which of those that step together, and what a person should know."""
+
+    def __init__(self, place: int, message: str) -> None:
+        super().__init__(message)
+        self.place = place
+
+
 class UnusableError(Exception):
     """A file that can't be used, and why; whoever reads it decides what follows from that."""
 

@@ -8,8 +8,9 @@ Shapes: S agents, R rows of E emulators, each row lent to one agent; A actions; 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +19,11 @@ from torch import Tensor
 
 from spr.actor import Actor
 from spr.config import Config
-from spr.envs import Envs, make, seeds_for
+from spr.environment import Envs, seeds_for
+from spr.envs import make
 from spr.errors import UserError
 from spr.graphs import Inbox, Outbox, captured
+from spr.gym_envs import Argument
 from spr.hardware import cores
 from spr.networks import crop_actions, networks_without_weights, num_actions_of, pad_actions, valid_actions
 
@@ -42,20 +45,24 @@ class Playing(NamedTuple):
         return sum(score is not None for games in self.scores for score in games)
 
 
-def play(
-    config: Config,
-    games: Sequence[str],
-    params: dict[str, Tensor],
-    seeds: Sequence[int],
-    epsilon: float | None = None,
-) -> Iterator[Playing]:
+class Agents(NamedTuple):
+    """Who plays: S agents, each at its place."""
+
+    games: Sequence[str]
+    params: dict[str, Tensor]  # [S, ...] each
+    seeds: Sequence[int]
+    arguments: Mapping[str, Argument] = MappingProxyType({})  # of their environments
+
+
+def play(config: Config, agents: Agents, epsilon: float | None = None) -> Iterator[Playing]:
     """Play `evaluation.episodes` games per agent without network noise; the last thing yielded holds every score.
 
-    Each agent plays the game at its place. Rows are in two halves: while the emulators of one half step, the actions of
+    Rows are in two halves: while the emulators of one half step, the actions of
     the other are selected. A free emulator starts its agent's next game, and a free row goes to the agent with the most
     left to play. Every game that is started is finished and counted, so short games are not favoured, as they would be
     if the first to finish counted.
     """
+    games, params, seeds, arguments = agents
     chance = config.evaluation.epsilon if epsilon is None else epsilon
     logs = [_EpisodeLog(seed, config.evaluation.episodes, chance) for seed in seeds]
     size = min(_EMULATORS, config.evaluation.episodes)
@@ -65,7 +72,7 @@ def play(
 
     def lend(agent: int) -> _Row:
         def open_envs(count: int) -> Envs:
-            return make(games[agent], count, _THREADS, config.observation)
+            return make(games[agent], count, _THREADS, config.observation, arguments)
 
         made.append(row := _Row(agent, logs[agent], open_envs, pool, logs[agent].claim(size)))
         return row

@@ -72,6 +72,12 @@ class Diverged(NamedTuple):
     message: str
 
 
+class Failed(NamedTuple):
+    """A fleet was ended by a fault that is not ours: what a person should know."""
+
+    message: str
+
+
 class Stopped(NamedTuple):
     """Somebody asked to stop, and everything is saved."""
 
@@ -104,6 +110,7 @@ Event = (
     | Stepped
     | Metrics
     | Diverged
+    | Failed
     | Stopped
     | Evaluated
     | Finished

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from spr.config import Config
-from spr.envs import Envs
+from spr.environment import Envs
 from spr.errors import UserError
 from spr.hardware import free_memory
 from spr.learner import Learner, LearnerState

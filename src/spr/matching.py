@@ -3,11 +3,13 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from spr.config import Config, from_dict
 from spr.errors import UserError
 from spr.games import ale_rom
+from spr.gym_envs import Argument
 from spr.presets import current_name
 from spr.roms import rom_of
 from spr.runs import Run, description, read_text
@@ -22,12 +24,13 @@ class Wanted(NamedTuple):
     config: Config
     precision: str
     exactly: bool  # whether a finished run counts only if it was made with this precision
+    arguments: Mapping[str, Argument] = MappingProxyType({})  # of its environment
 
 
 def finished_as(path: Path, wanted: Wanted) -> bool:
     """Say whether a folder holds the result of this run; a run with other settings, finished or not, is refused."""
     asked = {"preset": wanted.preset, "game": wanted.game, "seed": wanted.seed, "config": wanted.config}
-    rules, precision = rom_of(wanted.game), {"precision": wanted.precision}
+    rules, precision = rom_of(wanted.game) | _with_text(wanted.arguments), {"precision": wanted.precision}
     if _holds(path, "result.json", asked | {"protocol": rules} | (precision if wanted.exactly else {})):
         return True
     _holds(path, "config.json", asked | {"environment": rules} | precision)
@@ -44,8 +47,9 @@ def _holds(path: Path, name: str, asked: Mapping[str, Any]) -> bool:
         made = data | {"config": from_dict(data["config"]), "preset": current_name(data["preset"])}
         rom = ale_rom(data["game"])
         for rules in ("environment", "protocol"):
-            if rules in made and rom is not None:
-                made[rules] = {"rom": rom} | made[rules]
+            if rules in made:
+                made[rules] = ({} if rom is None else {"rom": rom}) | made[rules]
+                made[rules] |= _with_text(made[rules].get("arguments", {}))
     except FileNotFoundError:
         return False
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError) as error:
@@ -61,6 +65,11 @@ def _holds(path: Path, name: str, asked: Mapping[str, Any]) -> bool:
     return True
 
 
+def _with_text(arguments: Mapping[str, Argument]) -> dict[str, str]:
+    """Return an environment's arguments as one text: of a group, only what both sides name would be compared."""
+    return {"arguments": " ".join(f"{name}={value}" for name, value in sorted(arguments.items())) or "none"}
+
+
 def _difference(what: str, mine: Any, theirs: Any) -> str | None:
     """Name what is different in a run, and both values; None if nothing is. Of groups, what both have is compared."""
     if isinstance(mine, Config):
@@ -74,7 +83,8 @@ def _difference(what: str, mine: Any, theirs: Any) -> str | None:
 def begun(run: Run) -> bool:
     """Say whether a run's folder holds this very run; one made with other settings is refused by what differs."""
     mine = json.loads(json.dumps(description(run))) | {"config": run.config}
-    mine.pop("version")
+    mine["environment"] |= _with_text(run.arguments)
+    mine = {key: value for key, value in mine.items() if key not in ("version", "plugins")}
     return _holds(run.path, "config.json", mine)
 
 

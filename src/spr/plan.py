@@ -11,11 +11,13 @@ import numpy as np
 import torch
 
 from spr import matching, runs
+from spr.aux_losses import check_loss
 from spr.config import Config, parse_override
 from spr.envs import family, make
 from spr.errors import UserError, plural
 from spr.fleet import fleet_memory, largest_fleet
 from spr.games import reference_table
+from spr.gym_envs import parse_arguments
 from spr.hardware import device_name
 from spr.presets import preset_config
 from spr.runner import Member
@@ -63,6 +65,8 @@ class Settings:
     checkpoint_every: int
     name: str | None = None  # of the folder that its runs share, if not their preset's
     exactly: bool = False  # whether finished runs count only if they were made with this precision
+    arguments: tuple[str, ...] = ()  # NAME=VALUE of environments, as on the command line
+    plugins: tuple[str, ...] = ()  # modules, as on the command line
 
     def config(self, preset: str, game: str) -> Config:
         """Return the configuration of a method's runs on a game."""
@@ -75,7 +79,8 @@ class Settings:
     def finished(self, job: Job, member: Member) -> bool:
         """Say whether one of its runs has its result; a run with other settings in its folder is refused."""
         config = self.config(job.preset, member.game)
-        wanted = matching.Wanted(job.preset, *member, config, self.precision, self.exactly)
+        given = parse_arguments(self.arguments)
+        wanted = matching.Wanted(job.preset, *member, config, self.precision, self.exactly, given)
         return matching.finished_as(self.folder(job, member), wanted)
 
     def steps_done(self, job: Job) -> float | None:
@@ -99,6 +104,8 @@ class Settings:
         where = ["--out", str(self.out.absolute()), "--device", self.device.type, "--precision", self.precision]
         kept = ["--checkpoint-every", str(self.checkpoint_every), "--resume"]
         changed = [part for text in self.changes for part in ("--set", text)]
+        changed += [part for text in self.arguments for part in ("--env-arg", text)]
+        changed += [part for module in self.plugins for part in ("--plugin", module)]
         named = ["--name", self.name] if self.name else []
         return ["train", *job.games, "--preset", job.preset, *named, "--seeds", *seeds, *where, *kept, *changed]
 
@@ -131,9 +138,11 @@ def plan(
         if twice is not None:
             raise UserError(f"the {what} {twice} is given twice")
     for game in games:  # an unknown one is refused in the words of its owner
-        make(game, 1, obs=settings.config(presets[0], game).observation).close()
+        config = settings.config(presets[0], game)
+        make(game, 1, obs=config.observation, arguments=parse_arguments(settings.arguments)).close()
     jobs = []
     for preset in presets:
+        check_loss(settings.config(preset, games[0]))
         groups: dict[tuple[str, Config], list[str]] = {}  # games that can share a fleet
         for game in games:
             groups.setdefault((family(game), settings.config(preset, game)), []).append(game)

@@ -1,5 +1,6 @@
 """Owns the methods by name: each is a difference from the default configuration, data and nothing else."""
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -144,7 +145,21 @@ _EMA_FIGURE = {
     for tau in _TAUS
 }
 
-PRESETS: Mapping[str, Preset] = {**_METHODS, **_DEPTH_FIGURE, **_EMA_FIGURE}
+_presets = {**_METHODS, **_DEPTH_FIGURE, **_EMA_FIGURE}
+PRESETS: Mapping[str, Preset] = _presets
+
+
+def register(
+    name: str, summary: str, changes: Changes, by_game: Mapping[str, Changes] | None = None, like: str = "spr"
+) -> None:
+    """Make a method of your own available as `--preset NAME`: the fields in which it differs from another one."""
+    if name in _presets:
+        raise UserError(f"a preset named '{name}' is there already: choose another name")
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise UserError(f"a preset's name is made of letters, digits and . _ -, not '{name}'")
+    whole = _known(like).changes | changes
+    Config().override(whole)  # refuses what can't be
+    _presets[name] = Preset(summary, whole, by_game or {})
 
 
 def current_name(name: str) -> str:
@@ -152,14 +167,18 @@ def current_name(name: str) -> str:
     return name.replace("spr_tau_", "spr_ema_", 1) if name.startswith("spr_tau_") else name
 
 
-def preset_config(name: str, game: str | None = None) -> Config:
-    """Return the full configuration of a preset, as it is for most games or for the given one."""
+def _known(name: str) -> Preset:
     if name not in PRESETS and current_name(name) in PRESETS:
         raise UserError(f"preset '{name}' is called '{current_name(name)}' now")
     if name not in PRESETS:
         hint = did_you_mean(name, PRESETS) or "; 'spr presets' lists them"
         raise UserError(f"unknown preset '{name}'{hint}")
-    preset = PRESETS[name]
+    return PRESETS[name]
+
+
+def preset_config(name: str, game: str | None = None) -> Config:
+    """Return the full configuration of a preset, as it is for most games or for the given one."""
+    preset = _known(name)
     return Config().override({**preset.changes, **preset.by_game.get(game or "", {})})
 
 

@@ -10,8 +10,10 @@ Shapes: S agents, N slots, B batch, O observations, T targets, K depth, L consec
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spr.augment import views_of
@@ -230,6 +232,11 @@ def _pick(share: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     child = torch.minimum((ends <= x[..., None]).sum(-1), last)
     start = (ends - share).gather(-1, child[..., None]).squeeze(-1)
     return child, (x - start).clamp(min=0)
+
+
+def learning_reward(config: Config, reward: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return what is stored of raw rewards."""
+    return reward.clip(-1, 1) if config.replay.clip_rewards else reward
 
 
 def memory_needed(config: Config, agents: int) -> int:

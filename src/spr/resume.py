@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spr.checkpoint import Checkpoint, Spec
-from spr.envs import seeds_for
+from spr.environment import seeds_for
 from spr.errors import UserError
+from spr.replay import learning_reward
 from spr.train import GAME_OVER, TERMINAL, TRUNCATED, Training
 
 _STATE = ("weights", "ema", "target", "first_moment", "second_moment")  # rows of the learner's state
@@ -133,7 +134,10 @@ def _begin_again(training: Training, saved: Sequence[Checkpoint]) -> Iterator[in
     frames = torch.stack([one.tensors["frames"] for one in saved])
     fleet.replay.refill(
         frames.unflatten(2, fleet.config.observation.frame[:2]),
-        *(torch.from_numpy(a) for a in (is_first, actions, rewards.clip(-1, 1), (ends & TRUNCATED) > 0)),
+        *(
+            torch.from_numpy(a)
+            for a in (is_first, actions, learning_reward(fleet.config, rewards), (ends & TRUNCATED) > 0)
+        ),
     )
     training.act.start(fleet.envs.reset([seeds_for(seed, f"after {steps}", 1)[0] for seed in fleet.seeds]))
     training.restarts = [*training.restarts, steps]

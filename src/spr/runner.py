@@ -5,7 +5,7 @@ It shows nothing itself: whatever happens goes to a consumer as an event.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,17 +13,19 @@ import torch
 from torch import Tensor
 
 from spr import checkpoint, events, matching, resume, runs
+from spr.aux_losses import check_loss
 from spr.checkpoint import Checkpoint, Spec, Writer
 from spr.config import Config
 from spr.envs import family, make, make_each
-from spr.errors import UnusableError, UserError
-from spr.evaluate import play
+from spr.errors import EnvironmentFault, UnusableError, UserError
+from spr.evaluate import Agents, play
 from spr.events import Consumer
 from spr.fleet import assemble, largest_fleet
 from spr.games import normalised
+from spr.gym_envs import Argument
 from spr.hardware import device_name, free_unused, product_dtype
 from spr.runs import Run
-from spr.train import Training
+from spr.train import StepInfo, Training
 
 INTERRUPTED = 130
 FAILED = 1
@@ -50,6 +52,8 @@ class TrainJob:
     checkpoint_every: int
     name: str | None = None  # of the folder that its runs share, if not their preset's
     exactly: bool = False  # whether finished runs count only if they were made with this precision
+    arguments: Mapping[str, Argument] = field(default_factory=dict)  # of its environments
+    plugins: tuple[str, ...] = ()  # modules that were named, for the record
 
     @property
     def members(self) -> list[Member]:
@@ -63,11 +67,12 @@ class TrainJob:
     def run(self, member: Member, environment: dict[str, Any]) -> Run:
         """Return an agent's run."""
         config = self.configs[member.game]
-        return Run(self.folder(member), self.preset, *member, config, environment, self.precision)
+        return Run(self.folder(member), self.preset, *member, config, environment, self.precision, None, self.plugins)
 
     def finished(self, member: Member) -> bool:
         """Say whether an agent's run has its result; a run with other settings in its folder is refused."""
-        wanted = matching.Wanted(self.preset, *member, self.configs[member.game], self.precision, self.exactly)
+        config = self.configs[member.game]
+        wanted = matching.Wanted(self.preset, *member, config, self.precision, self.exactly, self.arguments)
         return matching.finished_as(self.folder(member), wanted)
 
 
@@ -78,6 +83,8 @@ def run_training(
 
     `stop` is polled between steps: training saves and ends; what can be done again is interrupted at once.
     """
+    for config in job.configs.values():
+        check_loss(config)
     paths = [job.folder(member) for member in job.members]
     if not resume_runs:
         runs.refuse_taken(paths, overwrite)
@@ -94,13 +101,26 @@ def run_training(
         fleets = _fleets(job, left, resume_runs)
         _refuse_impossible(job, fleets)
         for members in fleets:
-            finished = _train_and_evaluate(job, members, tell, stop, resume_runs)
+            try:
+                finished = _train_and_evaluate(job, members, tell, stop, resume_runs)
+            except EnvironmentFault as fault:
+                tell(events.Failed(_fault_text(job, members, fault)))
+                continue
             if finished is None:
                 return INTERRUPTED
             results += finished
     if results:
         tell(events.Finished(job.out, results))
     return 0 if len(results) + len(done) == len(job.members) else FAILED
+
+
+def _fault_text(job: TrainJob, members: Sequence[Member], fault: EnvironmentFault) -> str:
+    """Say whose environment failed and what has become of the others."""
+    whose = f"seed {members[fault.place].seed}: " if fault.place < len(members) else ""
+    kept = [step for member in members for step in checkpoint.steps_of(job.folder(member))]
+    beside = "" if len(members) == 1 else "; those trained beside it are saved too"
+    saved = f"saved after step {max(kept):,}{beside}: --resume goes on" if kept else "nothing was learnt yet"
+    return f"{whose}{fault}; {saved}"
 
 
 def _refuse_half_lost(job: TrainJob, members: Sequence[Member]) -> None:
@@ -126,7 +146,7 @@ def _refuse_impossible(job: TrainJob, fleets: Sequence[Sequence[Member]]) -> Non
             )
         if i > 0:  # the first one's are made at once
             for game in {member.game for member in members}:
-                make(game, 1, obs=config.observation).close()
+                make(game, 1, obs=config.observation, arguments=job.arguments).close()
 
 
 def _named(members: Sequence[Member]) -> str:
@@ -181,7 +201,7 @@ def _train_and_evaluate(
         return None
     # The fleet is gone, and so may be its memory: another one can train while this one is judged.
     free_unused(job.device)
-    results = _evaluate(job.configs[members[0].game], trained, tell, stop) if trained.runs else []
+    results = _evaluate(job, trained, tell, stop) if trained.runs else []
     for run in trained.runs:
         checkpoint.remove(run.path)
     return results
@@ -192,7 +212,7 @@ def _train_fleet(
 ) -> _Trained | None:
     """Train one fleet to its end, from the beginning or from its checkpoints; None if somebody asked to stop."""
     config = job.configs[members[0].game]
-    envs = make_each([member.game for member in members], config.observation)
+    envs = make_each([member.game for member in members], config.observation, job.arguments)
     try:
         mine = [job.run(member, rules) for member, rules in zip(members, envs.protocols, strict=True)]
         seeds = [member.seed for member in members]
@@ -299,20 +319,29 @@ def _train(
             tell(events.Stepped(info))
             if compiles and info.step == schedule.learning_starts:
                 tell(events.Compiling())
-            for i in info.diverged:
-                checkpoint.write(mine[i].path, resume.diverged_update(training, i), runs.DIVERGED_UPDATE)
-                tell(events.Diverged(mine[i], runs.save_diverged(mine[i], training.diverged[i])))
-            for i, row in enumerate(info.rows or []):
-                if i not in training.diverged:
-                    tell(events.Metrics(mine[i], row, time.monotonic() - began))
+            _tell_of_runs(training, mine, info, time.monotonic() - began, tell)
             if stop() or len(training.diverged) == len(mine):
                 break
             if every and info.step % every == 0 and info.step < schedule.steps:
                 save()
         save()
+    except EnvironmentFault:
+        if training.step > 0:
+            save()
+        raise
     finally:
         writer.close()
     return training.step == schedule.steps or len(training.diverged) == len(mine), time.monotonic() - began
+
+
+def _tell_of_runs(training: Training, mine: Sequence[Run], info: StepInfo, seconds: float, tell: Consumer) -> None:
+    """Tell what a step brought for single runs: that one has diverged, and rows of metrics."""
+    for i in info.diverged:
+        checkpoint.write(mine[i].path, resume.diverged_update(training, i), runs.DIVERGED_UPDATE)
+        tell(events.Diverged(mine[i], runs.save_diverged(mine[i], training.diverged[i])))
+    for i, row in enumerate(info.rows or []):
+        if i not in training.diverged:
+            tell(events.Metrics(mine[i], row, seconds))
 
 
 def _compiles(device: torch.device) -> bool:
@@ -320,7 +349,7 @@ def _compiles(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _evaluate(config: Config, trained: _Trained, tell: Consumer, stop: Callable[[], bool]) -> list[dict[str, Any]]:
+def _evaluate(job: TrainJob, trained: _Trained, tell: Consumer, stop: Callable[[], bool]) -> list[dict[str, Any]]:
     """Play the evaluation's games and store the results; where no random score is published, measure one beside."""
     began = time.monotonic()
 
@@ -329,30 +358,28 @@ def _evaluate(config: Config, trained: _Trained, tell: Consumer, stop: Callable[
         if stop():
             raise KeyboardInterrupt
 
+    config = trained.runs[0].config
     games, seeds = [run.game for run in trained.runs], [run.seed for run in trained.runs]
-    episodes = evaluate_agents(config, games, trained.params, seeds, tell_or_stop)
+
+    def scores_of(which: Sequence[int], epsilon: float | None = None) -> list[list[float]]:
+        params = {name: p[list(which)] for name, p in trained.params.items()}
+        mine = Agents([games[i] for i in which], params, [seeds[i] for i in which], job.arguments)
+        return evaluate_agents(config, mine, tell_or_stop, epsilon)
+
+    episodes = scores_of(range(len(games)))
     measured: dict[str, Any] = {**trained.about, "eval_seconds": round(time.monotonic() - began, 1)}
     extra: list[dict[str, Any]] = [{} for _ in games]
     if unpublished := [i for i, game in enumerate(games) if normalised(game, 0.0) is None]:
-        params = {name: p[unpublished] for name, p in trained.params.items()}
-        theirs = [games[i] for i in unpublished], params, [seeds[i] for i in unpublished]
-        for i, scores in zip(unpublished, evaluate_agents(config, *theirs, tell_or_stop, epsilon=1.0), strict=True):
+        for i, scores in zip(unpublished, scores_of(unpublished, epsilon=1.0), strict=True):
             extra[i] = {"random_score": sum(scores) / len(scores)}
     return [runs.save_result(run, e, measured | x) for run, e, x in zip(trained.runs, episodes, extra, strict=True)]
 
 
-def evaluate_agents(
-    config: Config,
-    games: Sequence[str],
-    params: dict[str, Tensor],
-    seeds: Sequence[int],
-    tell: Consumer,
-    epsilon: float | None = None,
-) -> list[list[float]]:
+def evaluate_agents(config: Config, agents: Agents, tell: Consumer, epsilon: float | None = None) -> list[list[float]]:
     """Play the evaluation's games, and return every raw score by agent."""
     title = "evaluating" if epsilon is None else "a random agent"
-    total = config.evaluation.episodes * len(seeds)
+    total = config.evaluation.episodes * len(agents.seeds)
     tell(events.Evaluated(title, 0, total))
-    for playing in play(config, games, params, seeds, epsilon):
+    for playing in play(config, agents, epsilon):
         tell(events.Evaluated(title, playing.finished, total))
     return [[score for score in scores if score is not None] for scores in playing.scores]

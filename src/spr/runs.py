@@ -47,6 +47,21 @@ class Run(NamedTuple):
     environment: dict[str, Any]  # how its games are played, as the environment states it
     precision: str | None = None  # of its products while learning; None where a file does not say
     step: int | None = None  # after which its agent was saved; None where a file does not say
+    plugins: tuple[str, ...] = ()  # modules that were named when it was made: for the record, never imported for it
+
+    @property
+    def arguments(self) -> dict[str, bool | int | float | str]:
+        """The arguments of its environment."""
+        return _arguments_of(self.environment)
+
+
+def _arguments_of(environment: Any) -> dict[str, bool | int | float | str]:
+    """Return the arguments of an environment from a file: plain values by name, or it is refused."""
+    found = environment.get("arguments", {})
+    plain = all(isinstance(value, bool | int | float | str) for value in found.values())
+    if not plain or not all(name.isidentifier() for name in found):
+        raise UserError("the arguments of its environment are not plain values by name")
+    return dict(found)
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
@@ -76,7 +91,7 @@ def protocol(run: Run) -> dict[str, Any]:
     rules = {
         "stacked_frames": config.observation.stack,
         "stack_before_an_episode": "black",
-        "learning_reward": "clipped to [-1, 1]",
+        "learning_reward": "clipped to [-1, 1]" if config.replay.clip_rewards else "raw",
         "learning_terminal": "lost life or game over; a lost life does not reset the game",
         "training_steps": config.schedule.steps,
         "evaluation_episodes": config.evaluation.episodes,
@@ -252,6 +267,7 @@ def description(run: Run) -> dict[str, Any]:
         "version": __version__,
         "environment": run.environment,
         **({} if run.precision is None else {"precision": run.precision}),
+        **({"plugins": list(run.plugins)} if run.plugins else {}),
         "config": run.config.to_dict(),
     }
 
@@ -321,6 +337,7 @@ def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
                 data.get("precision"),
                 int(data["step"]) if "step" in data else None,
             )
+            _arguments_of(run.environment)
             _check_weights(agent, run.config, file.stat().st_size)
             weights = {name: agent.get_tensor(name) for name in agent.keys()}  # noqa: SIM118 - it is no mapping
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:

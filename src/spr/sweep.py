@@ -225,7 +225,7 @@ class Overview:
         for event in self._in("running"):
             table.add_row("  ", str(event.job), self._progress(event.job), clock(now - self._began[event.job]))
         for event in self._in("failed"):
-            table.add_row("[red]x[/]", str(event.job), event.reason)
+            table.add_row(Text("x", style="red"), str(event.job), event.reason)
         return table
 
     def _progress(self, job: Job) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spr.actor import ActStep
-from spr.envs import Step, seeds_for
+from spr.environment import Step, seeds_for
 from spr.errors import UserError
 from spr.fleet import Fleet
 from spr.learner import UpdateRunner

@@ -1,0 +1,57 @@
+"""Owns what an environment is to everything else: N games that step together and all speak one language.
+
+An environment gives its newest frame (uint8, of the size and channels that the configuration's `observation` asks for),
+the raw reward, and how things ended: `terminal` ends an episode for learning (a lost life or the game's end),
+`truncated` is the time limit, `game_over` says that a new game has begun, whose first frame is the one given. Frames
+are [C, H, W]: channels, height, width.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Frames = NDArray[np.uint8]  # [N, C, H, W]
+Flags = NDArray[np.bool_]  # [N]
+
+
+class Step(NamedTuple):
+    """What one step of N environments gives."""
+
+    frame: Frames  # [N, C, H, W] of the next observation; of the next game, where one ended
+    reward: NDArray[np.float32]  # [N] raw
+    terminal: Flags  # [N] a life was lost or the game ended
+    truncated: Flags  # [N] the time limit was reached
+    game_over: Flags  # [N] the game ended by either
+
+
+class Envs(Protocol):
+    """N environments, stepped together."""
+
+    num_actions: int  # that an agent has room for
+    own_actions: list[int] | None  # of each environment's game, which may have fewer; None: exactly those
+    protocols: list[dict[str, Any]]  # of each environment: the rules of its game
+    deterministic: bool  # whether the same seed and actions give the same game again
+    notice: str  # what a person should know before playing it; empty where there is nothing
+
+    def reset(self, seeds: Sequence[int]) -> Frames:
+        """Start a game in each environment from its own seed."""
+
+    def restart(self, places: Sequence[int], seeds: Sequence[int]) -> Frames:
+        """Start new games in some environments, each from its own seed; the others stay as they are. [places, ...]."""
+
+    def send(self, action: NDArray[np.int64]) -> None:
+        """Begin one step with an action for each environment; the caller may do other work meanwhile."""
+
+    def recv(self) -> Step:
+        """Wait for the step that was begun; ended games restart at once."""
+
+    def close(self) -> None:
+        """Release what the environments hold."""
+
+
+def seeds_for(seed: int, purpose: str, count: int) -> list[int]:
+    """Derive independent seeds of environments from an agent's seed: one list for each purpose."""
+    sequence = np.random.SeedSequence([seed, *purpose.encode()])
+    return [int(word) >> 1 for word in sequence.generate_state(count)]  # emulators want 31 bits

@@ -1,0 +1,237 @@
+"""Owns environments of Gymnasium's kind: whatever has images and discrete actions, as a vector that gives frames."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from spr.config import ObservationConfig
+from spr.environment import Frames, Step
+from spr.errors import EnvironmentFault, UserError, plural
+from spr.plugins import where
+
+Argument = bool | int | float | str
+Maker = Callable[..., gymnasium.Env[Any, Any]]
+
+_GRAY = ObservationConfig()
+_FACTORY = "a factory of your own, my_module:make, can wrap it"
+
+
+def parse_arguments(texts: Sequence[str]) -> dict[str, Argument]:
+    """Read arguments of the command line, NAME=VALUE each: true, false, numbers, and everything else as it stands."""
+    given: dict[str, Argument] = {}
+    for text in texts:
+        name, equals, raw = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise UserError(f"--env-arg takes NAME=VALUE, such as continuous=false, not '{text}'")
+        try:
+            value = json.loads(raw.lower() if raw.lower() in ("true", "false") else raw)
+        except ValueError:
+            value = raw
+        given[name] = value if isinstance(value, bool | int | float | str) else raw
+    return given
+
+
+class Picture(NamedTuple):
+    """How an environment's observations are pictures."""
+
+    channels: int
+    channels_first: bool
+    low: float  # black
+    high: float  # white
+
+
+class Gymnasium:
+    """Environments of Gymnasium's kind, made one by one and stepped one after the other."""
+
+    def __init__(
+        self,
+        game: str,
+        count: int,
+        obs: ObservationConfig = _GRAY,
+        maker: Maker | None = None,
+        arguments: Mapping[str, Argument] | None = None,
+    ) -> None:
+        """Make them by a function, or by their id; what can't be played is refused with what would make it fit."""
+        arguments = dict(arguments or {})
+        self._game, self._obs = game, obs
+        self._envs = _made(game, count, maker or partial(gymnasium.make, game), arguments)
+        space, images = self._envs[0].action_space, self._envs[0].observation_space
+        if not isinstance(space, spaces.Discrete):
+            raise UserError(
+                f"'{game}' has actions of type {type(space).__name__}, they must be Discrete: {_acting(space)}"
+            )
+        self._picture = picture_of(game, images, obs)
+        self.num_actions = int(space.n)
+        self.own_actions: list[int] | None = None
+        self.deterministic = False  # some are, but none promises it
+        self.notice = _unlike_benchmark(game, self._envs[0])
+        kind = {1: "gray", 3: "colour"}.get(obs.channels, plural(obs.channels, "plane"))
+        rules: dict[str, Any] = {"name": "gymnasium", "version": 1, "id": game}
+        rules["resize"] = f"area to {obs.height}x{obs.width} {kind}"
+        if arguments:
+            rules["arguments"] = arguments
+        self.protocols = [rules] * count
+        self._offset = int(space.start)
+        self._action = np.zeros(count, np.int64)
+
+    def reset(self, seeds: Sequence[int]) -> Frames:
+        """Start every game from its own seed."""
+        return self.restart(range(len(seeds)), seeds)
+
+    def restart(self, places: Sequence[int], seeds: Sequence[int]) -> Frames:
+        """Start new games in some environments."""
+        return np.stack([self._begun(place, seed) for place, seed in zip(places, seeds, strict=True)])
+
+    def send(self, action: NDArray[np.int64]) -> None:
+        """Remember the actions: these environments step only when their results are waited for."""
+        self._action = action
+
+    def recv(self) -> Step:
+        """Step one environment after the other."""
+        count = len(self._envs)
+        frames = np.empty((count, *self._obs.frame), np.uint8)
+        reward = np.zeros(count, np.float32)
+        terminal, truncated = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        for i, env in enumerate(self._envs):
+            try:
+                image, gained, terminal[i], truncated[i], _ = env.step(int(self._action[i]) + self._offset)
+                reward[i] = float(gained)
+            except Exception as error:
+                raise self._fault(i, error) from error
+            frames[i] = self._begun(i) if terminal[i] or truncated[i] else self._frame(i, image)
+        return Step(frames, reward, terminal, truncated & ~terminal, terminal | truncated)
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self._envs:
+            env.close()
+
+    def _begun(self, place: int, seed: int | None = None) -> Frames:
+        try:
+            image, _ = self._envs[place].reset(seed=seed)
+        except Exception as error:
+            raise self._fault(place, error) from error
+        return self._frame(place, image)
+
+    def _frame(self, place: int, image: Any) -> Frames:
+        wanted = self._envs[place].observation_space.shape
+        if np.shape(image) != wanted:
+            raise EnvironmentFault(place, f"'{self._game}' gave an image of shape {np.shape(image)}, not {wanted}")
+        return to_frame(np.asarray(image), self._obs, self._picture)
+
+    def _fault(self, place: int, error: Exception) -> EnvironmentFault:
+        said = " ".join(str(error).split())
+        return EnvironmentFault(place, f"'{self._game}' raised {type(error).__name__}: {said} ({where(error)})")
+
+
+def _made(game: str, count: int, maker: Maker, arguments: Mapping[str, Argument]) -> list[Any]:
+    """Make environments one by one; what goes wrong with that is the person's to mend."""
+    made: list[gymnasium.Env[Any, Any]] = []
+    try:
+        for _ in range(count):
+            made.append(maker(**arguments))
+    except Exception as error:
+        for env in made:
+            env.close()
+        reason, expected = " ".join(str(error).split()), (gymnasium.error.Error, ModuleNotFoundError, OSError)
+        at = "" if isinstance(error, expected) else f" ({type(error).__name__} in {where(error)})"
+        raise UserError(f"can't make the environment '{game}': {reason}{at}") from error
+    if not isinstance(made[0], gymnasium.Env):
+        raise UserError(f"'{game}' made a {type(made[0]).__name__}, which is no gymnasium.Env")
+    return made
+
+
+def picture_of(game: str, space: spaces.Space[Any], obs: ObservationConfig) -> Picture:
+    """Say how observations are pictures; what they are not is refused, with the wrapper that would make them so."""
+    if isinstance(space, spaces.MultiBinary):
+        shape, kind, low, high = space.shape, np.dtype(np.bool_), 0.0, 1.0
+    elif isinstance(space, spaces.Box):
+        shape, kind, low, high = space.shape, space.dtype, float(space.low.min()), float(space.high.max())
+    else:
+        raise UserError(f"'{game}' observes a {type(space).__name__}, images are needed: {_seeing(space)}")
+    if len(shape) not in (2, 3):
+        raise UserError(
+            f"'{game}' observes numbers of shape {shape}, images are needed: gymnasium.wrappers.AddRenderObservation "
+            f"shows its picture instead ({_FACTORY})"
+        )
+    if kind == np.uint8:
+        low, high = 0.0, 255.0
+    elif kind == np.bool_:
+        low, high = 0.0, 1.0
+    if not np.isfinite([low, high]).all() or low >= high:
+        raise UserError(
+            f"'{game}' observes images without bounds: gymnasium.wrappers.RescaleObservation or a Box with its real "
+            f"bounds makes them pictures ({_FACTORY})"
+        )
+    first = len(shape) == 3 and shape[0] < shape[2]
+    channels = 1 if len(shape) == 2 else shape[0] if first else shape[2]
+    if channels != obs.channels and {channels, obs.channels} != {1, 3}:
+        raise UserError(
+            f"'{game}' shows {plural(channels, 'plane')}, but observation.channels is {obs.channels}: "
+            f"--set observation.channels={channels}"
+        )
+    return Picture(channels, first, low, high)
+
+
+def _seeing(space: spaces.Space[Any]) -> str:
+    """Say how observations that are no images can become some."""
+    if isinstance(space, spaces.Dict):
+        inside = [name for name, part in space.items() if isinstance(part, spaces.Box) and len(part.shape) in (2, 3)]
+        if inside:
+            return (
+                f"gymnasium.wrappers.TransformObservation can take its '{inside[0]}' (for MiniGrid "
+                f"minigrid.wrappers.ImgObsWrapper does; {_FACTORY})"
+            )
+    return f"gymnasium.wrappers.AddRenderObservation shows its picture instead ({_FACTORY})"
+
+
+def _acting(space: spaces.Space[Any]) -> str:
+    if isinstance(space, spaces.Box):
+        return (
+            "some environments have an argument for that (--env-arg continuous=false), for others "
+            f"gymnasium.wrappers.TransformAction maps a few numbers to actions ({_FACTORY})"
+        )
+    return f"gymnasium.wrappers.TransformAction can map each number to one of them ({_FACTORY})"
+
+
+def _unlike_benchmark(game: str, env: gymnasium.Env[Any, Any]) -> str:
+    """Say by which rules an Atari game of Gymnasium is played: they are not Atari 100k's, whatever its name is."""
+    spec = env.spec
+    if spec is None or not str(spec.entry_point).startswith("ale_py"):
+        return ""
+    rules = spec.kwargs
+    rom = str(rules["game"])
+    skipped, sticky = rules.get("frameskip", 4), float(rules.get("repeat_action_probability", 0.25))
+    frames = (
+        f"{skipped[0]} to {skipped[1] - 1} frames" if isinstance(skipped, tuple | list) else plural(skipped, "frame")
+    )
+    played = f"each action is held for {frames}" + (f" and repeated with probability {sticky:g}" if sticky else "")
+    return (
+        f"{game} is not played by the rules of Atari 100k: {played}, frames are not pooled, a lost life is no end. "
+        f"The game that is: spr train {rom}"
+    )
+
+
+def to_frame(image: NDArray[Any], obs: ObservationConfig = _GRAY, picture: Picture | None = None) -> Frames:
+    """Turn an image of any size, gray, in colour or of other planes, into a frame [C, H, W] by averaging areas."""
+    pixels = torch.tensor(image, dtype=torch.float32)
+    pixels = pixels[..., None] if pixels.dim() == 2 else pixels  # [H, W, C]
+    if picture is not None:
+        pixels = pixels.permute(1, 2, 0) if picture.channels_first else pixels
+        pixels = (pixels - picture.low) * (255 / (picture.high - picture.low))
+    if obs.channels == 1 and pixels.shape[2] == 3:
+        # ITU-R 601 luma, the weights that ale-py and OpenCV use for gray.
+        pixels = (pixels @ torch.tensor([0.299, 0.587, 0.114]))[..., None]
+    pixels = pixels.permute(2, 0, 1)
+    if pixels.shape[1:] != (obs.height, obs.width):
+        pixels = F.interpolate(pixels[None], size=(obs.height, obs.width), mode="area")[0]
+    frame: Frames = pixels.round().clamp(0, 255).to(torch.uint8).expand(*obs.frame).numpy()
+    return frame

@@ -1,0 +1,57 @@
+"""Owns plug-ins: modules of a user's own, imported because the person who runs a command names them.
+
+A run's files are data: what they name is never imported. So environments that a module makes can be had only if the
+person has named that module, on the command line or in Python.
+"""
+
+import importlib
+import sys
+import traceback
+from pathlib import Path
+
+from spr.errors import UserError
+
+_named: dict[str, None] = {}  # in the order in which they were named
+
+
+def load(module: str) -> None:
+    """Import a module that a person has named; what lies in the current folder counts."""
+    if module.endswith(".py") or "/" in module:
+        plain = Path(module).with_suffix("").as_posix().replace("/", ".")
+        raise UserError(f"--plugin takes a module's name, not a file's; did you mean '{plain}'?")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise _failed(module, error) from error
+        raise UserError(f"there is no module '{module}', here or among what is installed") from error
+    except Exception as error:
+        raise _failed(module, error) from error
+    _named[module] = None
+
+
+def is_named(module: str) -> bool:
+    """Say whether a person has named this module."""
+    return module in _named
+
+
+def names() -> tuple[str, ...]:
+    """Return the modules that were named, in their order."""
+    return tuple(_named)
+
+
+def where(error: BaseException) -> str:
+    """Say where an error was raised, for a person: the last place that is neither ours nor Python's own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = Path(__file__).parent
+    theirs = [frame for frame in frames if inside not in Path(frame.filename).parents and frame.filename[0] != "<"]
+    last = (theirs or list(frames))[-1]
+    return f"{last.filename}, line {last.lineno}"
+
+
+def _failed(module: str, error: Exception) -> UserError:
+    said = " ".join(str(error).split())
+    return UserError(f"the module '{module}' can't be imported: {type(error).__name__}: {said} ({where(error)})")
