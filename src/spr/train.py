@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from spr.actor import ActStep
 from spr.environment import Step, seeds_for
-from spr.errors import UserError
+from spr.errors import EnvironmentFault, UserError
 from spr.fleet import Fleet
 from spr.learner import UpdateRunner
 from spr.schedules import beta_at, epsilon_at
@@ -76,14 +76,26 @@ class Training:
                     update()
             actions, diverged = act.act_wait()
             new = self._found_diverged(diverged, step)
-            fleet.envs.send(actions)
-            out = fleet.envs.recv()
+            try:
+                fleet.envs.send(actions)
+                out = fleet.envs.recv()
+            except EnvironmentFault:
+                self._cut_off(actions)
+                raise
             act.finish_step(out)
             self.count_step(actions, out)
             rows = self._metrics() if self.row_is_due() else None
             if self.step == schedule.steps:
                 new += self._found_diverged(fleet.state.diverged.cpu().numpy(), schedule.steps)
             yield StepInfo(self.step, self.games.recent(), rows, new)
+
+    def _cut_off(self, actions: NDArray[np.int64]) -> None:
+        """Finish a step whose outcome nobody will know as a time limit does, so that all is whole and can be saved."""
+        none = np.zeros(len(actions), np.bool_)
+        frame = np.zeros((len(actions), *self.fleet.config.observation.frame), np.uint8)
+        out = Step(frame, np.zeros(len(actions), np.float32), none, ~none, none)
+        self.act.finish_step(out)
+        self.count_step(actions, out)
 
     def env_seeds(self) -> list[int]:
         """Return the seeds of the environments' first games."""
