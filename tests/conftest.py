@@ -7,7 +7,7 @@ from spr import fused, ops
 from spr.augment import AugmentParams, views_of
 from spr.config import Config
 from spr.learner import Learner
-from spr.presets import preset_config
+from spr.methods import preset_config
 from spr.replay import Replay
 from spr.rng import RngStreams
 

@@ -27,14 +27,14 @@ from spr.checkpoint import Checkpoint, Spec
 from spr.cli import main
 from spr.envs import make
 from spr.errors import UnusableError, UserError
-from spr.evaluate import Agents, play
+from spr.evaluation import Agents, play
 from spr.fleet import assemble
 from spr.graphs import Inbox, Outbox
 from spr.learner import Learner
-from spr.presets import preset_config
+from spr.methods import preset_config
 from spr.rng import RawNumbers
 from spr.schedules import beta_at
-from spr.train import Training
+from spr.training import Training
 
 CONFIG = preset_config("spr").override(TINY | {"schedule.steps": 90, "replay.capacity": 75})
 # How many times the killed runs below are killed: CI has a few, the whole proof is `SPR_KILLS=20 pytest -k killed`.

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from spr import runs
 from spr.cli import main
 from spr.config import Config
-from spr.presets import preset_config
+from spr.methods import preset_config
 
 SMALL = {"network.hidden": 8, "replay.batch_size": 4, "replay.n_step": 3, "learner.depth": 1}
 TINY = as_options(SMALL | {"schedule.learning_starts": 40, "evaluation.episodes": 3})

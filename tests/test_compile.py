@@ -8,8 +8,8 @@ from spr.actor import ActStep
 from spr.envs import make
 from spr.fleet import assemble
 from spr.learner import UpdateRunner
-from spr.presets import preset_config
-from spr.train import train
+from spr.methods import preset_config
+from spr.training import train
 
 
 def whole(function):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from spr.augment import places_of, views_of
 from spr.config import Config, fields, from_dict, parse_override
 from spr.errors import UserError
-from spr.presets import PRESETS, current_name, preset_config
+from spr.methods import PRESETS, current_name, preset_config
 
 # The paper's table of hyper-parameters, with the names used here, and what the specification says of the parts.
 PAPER = {

@@ -5,11 +5,11 @@ import pytest
 import torch
 from conftest import CPU
 
-from spr import evaluate
+from spr import evaluation as evaluate
 from spr.actor import Actor
 from spr.config import Config
 from spr.environment import Step
-from spr.evaluate import Agents, play
+from spr.evaluation import Agents, play
 from spr.learner import Learner
 
 

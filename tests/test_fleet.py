@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from spr.cli import main
 from spr.display import StopRequest, _summary
 from spr.envs import Together, make
-from spr.evaluate import Agents, play
+from spr.evaluation import Agents, play
 from spr.fleet import assemble
-from spr.presets import preset_config
-from spr.train import train
+from spr.methods import preset_config
+from spr.training import train
 
 GAMES = ["pong", "breakout", "alien", "pong"]  # 6, 4, 18 and 6 actions
 SEEDS = [3, 1, 7, 5]

@@ -10,13 +10,13 @@ from spr import resume
 from spr.actor import ActStep
 from spr.environment import Step
 from spr.envs import make
-from spr.evaluate import Agents, play
+from spr.evaluation import Agents, play
 from spr.fleet import assemble
 from spr.graphs import captured
 from spr.hardware import tune
 from spr.learner import Learner, UpdateRunner
-from spr.presets import PRESETS, preset_config
-from spr.train import Training, train
+from spr.methods import PRESETS, preset_config
+from spr.training import Training, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="needs Triton, which comes with a GPU's PyT
 from conftest import LITTLE_FRAMES, World  # noqa: E402
 
 from spr import fused, kernels, ops  # noqa: E402
-from spr.presets import preset_config  # noqa: E402
+from spr.methods import preset_config  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 

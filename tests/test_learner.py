@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_map
 from spr.augment import Views
 from spr.config import Config
 from spr.learner import Learner
+from spr.methods import preset_config
 from spr.networks import Networks, crop_actions, pad_actions
-from spr.presets import preset_config
 from spr.rng import RngStreams
 
 

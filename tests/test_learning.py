@@ -8,11 +8,11 @@ from conftest import CPU, LITTLE_FRAMES
 from spr.actor import Actor
 from spr.envs import make
 from spr.errors import UserError
-from spr.evaluate import Agents, play
+from spr.evaluation import Agents, play
 from spr.fleet import assemble
-from spr.presets import preset_config
+from spr.methods import preset_config
 from spr.schedules import beta_at
-from spr.train import train
+from spr.training import train
 
 # Smaller frames and head, a shorter rollout and a larger step than the paper's, to be done within a minute on one core.
 QUICK = LITTLE_FRAMES | {

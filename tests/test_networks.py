@@ -10,6 +10,7 @@ from spr.config import Config
 from spr.encoders import make_encoder
 from spr.errors import UserError
 from spr.flat_params import Layout
+from spr.methods import preset_config
 from spr.networks import (
     GROUPS,
     Group,
@@ -22,7 +23,6 @@ from spr.networks import (
     noise_shapes,
 )
 from spr.ops import linear, renormalise, scale_gradient, shift_and_add
-from spr.presets import preset_config
 
 
 def small(preset="spr", **network):

@@ -11,8 +11,8 @@ from spr import ops
 from spr.augment import AugmentParams, Views
 from spr.aux_losses import cosine
 from spr.learner import Learner, LearnerState
+from spr.methods import preset_config
 from spr.networks import HeadNoise, LayerNoise
-from spr.presets import preset_config
 from spr.replay import Batch
 from spr.rng import Draws
 

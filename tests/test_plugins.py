@@ -9,7 +9,8 @@ from conftest import as_options
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from spr import aux_losses, checkpoint, encoders, envs, plugins, presets
+from spr import aux_losses, checkpoint, encoders, envs, plugins
+from spr import methods as presets
 from spr.cli import main
 from spr.errors import UserError
 
@@ -23,19 +24,19 @@ TINY = {
 }
 OPTIONS = ["--steps", "70", "--device", "cpu", *as_options(TINY)]
 SOURCE = """
-import gymnasium, numpy as np, torch
-from spr import aux_losses, checkpoint, encoders, envs, presets
+import gymnasium, numpy as np, spr
+from spr.encoders import ConvEncoder
 
-@aux_losses.register("{tag}_loss")
+@spr.register_loss("{tag}_loss")
 def loss(predicted, target, mask):
     return ((predicted - target).abs().mean(-1).T * mask).sum(-1)
 
-@encoders.register("{tag}_encoder")
+@spr.register_encoder("{tag}_encoder")
 def encoder(shape):
-    return encoders.ConvEncoder(shape, [(8, 8, 8), (16, 5, 5)])
+    return ConvEncoder(shape, [(8, 8, 8), (16, 5, 5)])
 
 changes = {{"learner.aux_loss": "{tag}_loss", "network.encoder": "{tag}_encoder"}}
-presets.register("{tag}_preset", "all of mine", changes)
+spr.register_preset("{tag}_preset", "all of mine", changes)
 
 class Lights(gymnasium.Env):
     def __init__(self, side=20, fails=0):
@@ -55,7 +56,7 @@ class Lights(gymnasium.Env):
     def _image(self):
         return np.full(self.observation_space.shape, 25 * self.time, np.uint8)
 
-@envs.register("{tag}_lights")
+@spr.register_env("{tag}_lights")
 def lights(**arguments):
     return Lights(**arguments)
 """

@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_map
 from spr.augment import Views, views_of
 from spr.envs import make
 from spr.fleet import assemble
-from spr.presets import PRESETS, preset_config
+from spr.methods import PRESETS, preset_config
 from spr.rng import RngStreams
 from spr.schedules import epsilon_at
-from spr.train import train
+from spr.training import train
 
 METHODS = [name for name in PRESETS if not name.startswith(("spr_ema_", "spr_k"))]
 

@@ -17,7 +17,7 @@ from spr.cli import main
 from spr.config import Config, from_dict
 from spr.errors import UserError
 from spr.games import game_names, normalised, reference_scores, reference_table
-from spr.presets import preset_config
+from spr.methods import preset_config
 from spr.report import write
 from spr.results import BENCHMARK, read, with_equal_games
 from spr.tables import Method, methods_of

@@ -17,7 +17,7 @@ from spr.envs import make_each
 from spr.fleet import assemble
 from spr.hardware import device_name, product_dtype
 from spr.learner import UpdateRunner
-from spr.train import train
+from spr.training import train
 
 _ROUNDS = 5  # of which the median is taken
 

@@ -15,20 +15,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spr import __version__, bench, matching, plugins, report, runs
+from spr import __version__, bench, matching, plugins, report, runs, sharing
 from spr.cluster import on_ray
 from spr.config import Config, fields, parse_override
 from spr.display import Display, StopRequest
 from spr.envs import family, known_games, make
 from spr.errors import UserError, did_you_mean, plural
-from spr.evaluate import Agents
+from spr.evaluation import Agents
 from spr.events import to_all, write_metrics
 from spr.fleet import fleet_memory
 from spr.games import game_names, normalised, reference_table
 from spr.gym_envs import parse_arguments
 from spr.hardware import DEVICES, choose_device, choose_precision, device_name, free_memory, tune
+from spr.methods import PRESETS, preset_config
 from spr.plan import LARGEST_FLEET, Settings, plan
-from spr.presets import PRESETS, preset_config
 from spr.roms import rom_problem
 from spr.runner import INTERRUPTED, TrainJob, evaluate_agents, run_training
 from spr.sweep import forecast, local, sweep
@@ -111,9 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     bench_.add_argument("--json", action="store_true", help="print JSON instead of a table")
     bench_.set_defaults(run=_bench)
 
-    export = commands.add_parser("export", help="write a run's agent to one file", description=_export.__doc__)
+    export = commands.add_parser("export", help="write a run's agent for others", description=_export.__doc__)
     export.add_argument("folder", type=Path, metavar="RUN", help="a run's folder, such as runs/spr/pong/seed-0")
-    export.add_argument("file", type=Path, metavar="FILE", help="the file to write, such as agent.safetensors")
+    export.add_argument("target", type=Path, metavar="TARGET", help="a file such as agent.safetensors, or a folder")
     export.set_defaults(run=_export)
 
     report_ = commands.add_parser("report", help="tables and figures of finished runs", description=_report.__doc__)
@@ -347,9 +347,9 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
 
 
 def _export(args: argparse.Namespace, console: Console) -> int:
-    """Write one file that holds an agent's weights, its configuration and its scores; `spr evaluate FILE` plays it."""
-    runs.export(args.folder, args.file)
-    console.print(f"{args.file}: {args.file.stat().st_size / 2**20:.1f} MiB", highlight=False)
+    """Write an agent with its configuration and scores: one file, or a folder with a model card, ready for a hub."""
+    for file in sharing.export(args.folder, args.target):
+        console.print(f"{file}: {file.stat().st_size / 2**20:.1f} MiB", soft_wrap=True)
     return 0
 
 

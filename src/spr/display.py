@@ -13,7 +13,7 @@ from rich.table import Table
 from spr import events
 from spr.aux_losses import known
 from spr.events import Event
-from spr.train import StepInfo
+from spr.training import StepInfo
 
 _PLAIN_EVERY = 15.0  # seconds between lines where no bar can be drawn
 _STOPPING = (signal.SIGINT, signal.SIGTERM)

@@ -37,6 +37,13 @@ def register(name: str) -> Callable[[Maker], Maker]:
     return remember
 
 
+def provide(name: str, maker: Maker) -> None:
+    """Make environments available under a name, instead of whatever had it before but for built-in games."""
+    if name in known_games() or ":" in name:
+        raise UserError(f"an environment of your own can't be called '{name}': choose another name")
+    _own[name] = maker
+
+
 def known_games() -> list[str]:
     """Return every game that needs nothing but this package: catch, the 26, and ale-py's other ROMs."""
     return ["catch", *game_names(), *(game for game in rom_games() if game not in game_names())]

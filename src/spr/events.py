@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from spr import runs
 from spr.runs import Run
-from spr.train import StepInfo
+from spr.training import StepInfo
 
 
 class Skipped(NamedTuple):

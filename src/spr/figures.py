@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from spr import stats
 from spr.games import game_names, normalise, reference_scores, reference_table
-from spr.presets import PRESETS
+from spr.methods import PRESETS
 from spr.results import Record
 from spr.tables import PUBLISHED, Method, published_on
 

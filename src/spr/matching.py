@@ -10,7 +10,7 @@ from spr.config import Config, from_dict
 from spr.errors import UserError
 from spr.games import ale_rom
 from spr.gym_envs import Argument
-from spr.presets import current_name
+from spr.methods import current_name
 from spr.roms import rom_of
 from spr.runs import Run, description, read_text
 

@@ -19,7 +19,7 @@ from spr.fleet import fleet_memory, largest_fleet
 from spr.games import reference_table
 from spr.gym_envs import parse_arguments
 from spr.hardware import device_name
-from spr.presets import preset_config
+from spr.methods import preset_config
 from spr.runner import Member
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from spr.config import Config, fields, from_dict
 from spr.errors import UnusableError, UserError
 from spr.games import normalised, published_rom, unlike_published
-from spr.presets import PRESETS, PROTOCOL_FIELDS, current_name, is_atari_100k, preset_config
+from spr.methods import PRESETS, PROTOCOL_FIELDS, current_name, is_atari_100k, preset_config
 
 _LARGEST = 2**24  # bytes of a file that is read; real ones have a few thousand
 _NUMBERS = ("train_seconds", "eval_seconds", "agents_together", "steps")

@@ -16,7 +16,7 @@ from spr.checkpoint import Checkpoint, Spec
 from spr.environment import seeds_for
 from spr.errors import UserError
 from spr.replay import learning_reward
-from spr.train import GAME_OVER, TERMINAL, TRUNCATED, Training
+from spr.training import GAME_OVER, TERMINAL, TRUNCATED, Training
 
 _STATE = ("weights", "ema", "target", "first_moment", "second_moment")  # rows of the learner's state
 _LOG = ("actions", "rewards", "ends")

@@ -18,14 +18,14 @@ from spr.checkpoint import Checkpoint, Spec, Writer
 from spr.config import Config
 from spr.envs import family, make, make_each
 from spr.errors import EnvironmentFault, UnusableError, UserError
-from spr.evaluate import Agents, play
+from spr.evaluation import Agents, play
 from spr.events import Consumer
 from spr.fleet import assemble, largest_fleet
 from spr.games import normalised
 from spr.gym_envs import Argument
 from spr.hardware import device_name, free_unused, product_dtype
 from spr.runs import Run
-from spr.train import StepInfo, Training
+from spr.training import StepInfo, Training
 
 INTERRUPTED = 130
 FAILED = 1

@@ -24,8 +24,8 @@ from spr import __version__, files
 from spr.config import Config, from_dict
 from spr.errors import UserError
 from spr.games import normalised
+from spr.methods import current_name, is_atari_100k
 from spr.networks import Networks, num_actions_of
-from spr.presets import current_name, is_atari_100k
 
 DIVERGED_UPDATE = "diverged.safetensors"  # what reproduces the update by which a run diverged
 _DIVERGED = ("diverged.json", DIVERGED_UPDATE, "fault.json", "fault.spr")  # the last two up to 0.7
@@ -110,7 +110,7 @@ def refuse_taken(paths: Sequence[Path], overwrite: bool) -> None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise _unusable(path, error) from error
+            raise unusable(path, error) from error
         foreign = [name for name in found if not _ours(name)]
         if foreign:
             raise UserError(f"{path} holds {foreign[0]}, which does not belong to a run: choose another --out")
@@ -137,7 +137,7 @@ def locked(paths: Sequence[Path]) -> Iterator[None]:
             except BlockingIOError:
                 raise UserError(f"another process is working on {path}: wait for it, or stop it") from None
             except OSError as error:
-                raise _unusable(path, error) from error
+                raise unusable(path, error) from error
             held.callback(_unlock, lock, file, missing)
         yield
 
@@ -200,7 +200,7 @@ def write_if_changed(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.replace(path, data)
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise unusable(path, error) from error
 
 
 def diverged(path: Path) -> bool:
@@ -255,7 +255,7 @@ def create(runs: Sequence[Run]) -> None:
         except OSError as error:
             for path in made:
                 shutil.rmtree(path, ignore_errors=True)
-            raise _unusable(run.path, error) from error
+            raise unusable(run.path, error) from error
 
 
 def description(run: Run) -> dict[str, Any]:
@@ -368,29 +368,8 @@ def _check_weights(agent: Any, config: Config, size: int) -> None:
         raise UserError("the agent's file is larger than its weights")
 
 
-def export(path: Path, target: Path) -> None:
-    """Write one file that holds a run's agent, its configuration and its scores."""
-    run, weights = load(path)
-    if not path.is_dir():
-        raise UserError(f"{path} is an exported agent already: copy it")
-    if target.exists():
-        raise UserError(f"{target} is there already: choose another name")
-    described = description(run)
-    if run.step is not None:
-        described["step"] = run.step
-    if finished(path):
-        made = result(path)
-        if made is None:
-            raise UserError(f"{path / 'result.json'} is damaged: 'spr train --overwrite' makes the run again")
-        kept = ("score", "human_normalised", "episodes", "protocol", "precision")
-        described |= {name: made[name] for name in kept if name in made}
-    try:
-        files.replace(target, save(weights, {"format": "pt", "spr": json.dumps(described)}))
-    except OSError as error:
-        raise _unusable(target, error) from error
-
-
-def _unusable(path: Path, error: OSError) -> UserError:
+def unusable(path: Path, error: OSError) -> UserError:
+    """Return what a person should know of a path that can't be written to."""
     return UserError(f"can't write to {path}: {error.strerror or error}")
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from spr import stats
 from spr.errors import plural
 from spr.games import game_names, normalise, reference_scores, reference_table
-from spr.presets import PRESETS
+from spr.methods import PRESETS
 from spr.results import Record
 
 PUBLISHED = {  # columns of the paper's per-game table, with their names for people

@@ -1,0 +1,135 @@
+"""Owns a trained agent in Python: how it acts, what it expects, what it sees and what it predicts.
+
+Observations are stacks of frames [P, H, W] uint8, oldest first, or batches of them [B, P, H, W]; an `Observer` makes
+them of an environment's images. What is given as an array comes back as an array, what is given as a tensor as a
+tensor. Shapes: P planes (frames times channels), A actions, K steps ahead; latents are [H', W', C].
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from spr import runs
+from spr.config import Config
+from spr.errors import UserError
+from spr.gym_envs import to_frame
+from spr.hardware import choose_device
+from spr.networks import Networks, num_actions_of
+from spr.runs import Run
+from spr.sharing import write_agent
+
+Images = NDArray[Any] | Tensor
+
+
+class Agent:
+    """A trained agent; without network noise, as it is judged."""
+
+    def __init__(self, run: Run, weights: dict[str, Tensor], device: torch.device) -> None:
+        """Take what a run is, and its weights."""
+        self.run, self.device = run, device
+        self.num_actions = num_actions_of(run.config, {name: p.shape for name, p in weights.items()})
+        self._networks = Networks(run.config, self.num_actions).to(device)
+        self._networks.load_state_dict(weights)
+        self._networks.requires_grad_(False)
+
+    @property
+    def config(self) -> Config:
+        """Everything that defines its method."""
+        return self.run.config
+
+    @property
+    def game(self) -> str:
+        """What it learnt to play."""
+        return self.run.game
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Its parameters by name."""
+        return dict(self._networks.named_parameters())
+
+    def __repr__(self) -> str:
+        learnt = "" if self.run.step is None else f", {self.run.step:,} steps"
+        return f"Agent({self.run.preset} on {self.game}, seed {self.run.seed}{learnt}, {self.device})"
+
+    def act(self, observation: Images) -> Any:
+        """Return the best action: a whole number, or for a batch [B] of them."""
+        best = self.q_values(observation).argmax(-1)
+        return int(best) if best.ndim == 0 else best
+
+    def q_values(self, observation: Images) -> Any:
+        """Return what each action is worth, [A] or [B, A]."""
+        return self._answer(observation, self._networks)
+
+    def encode(self, observation: Images) -> Any:
+        """Return the latents, [H', W', C] or [B, H', W', C]."""
+        return self._answer(observation, self._networks.encoder)
+
+    def predict(self, observation: Images, actions: Any) -> Any:
+        """Return the latents that the transition model expects after each of K actions, [K, ...] or [B, K, ...].
+
+        The actions are [K], or [B, K] for a batch.
+        """
+        if not self.config.has_model:
+            raise UserError(f"an agent of '{self.run.preset}' has no transition model")
+        chosen = torch.as_tensor(np.asarray(actions), device=self.device)
+        if chosen.dim() != np.ndim(observation) - 2 or chosen.min() < 0 or chosen.max() >= self.num_actions:
+            raise UserError(f"actions must be [K], or [B, K] for a batch, each from 0 to {self.num_actions - 1}")
+
+        def roll(x: Tensor) -> Tensor:
+            networks, steps = self._networks, chosen.view(len(x), -1).T  # [K, B]
+            bias = networks.transition.action_bias(steps.flatten()).unflatten(0, steps.shape)
+            predicted: Tensor = networks.transition(networks.encoder(x), bias)
+            return predicted.transpose(0, 1)
+
+        return self._answer(observation, roll)
+
+    def observer(self) -> "Observer":
+        """Return what turns an environment's images into this agent's observations."""
+        return Observer(self.config)
+
+    def save(self, path: str | Path) -> None:
+        """Write the agent to one file, which `spr.load` and `spr evaluate` read."""
+        write_agent(self.run, self.weights, Path(path))
+
+    @torch.no_grad()
+    def _answer(self, observation: Images, ask: Any) -> Any:
+        obs = self.config.observation
+        given = torch.as_tensor(observation)
+        if given.dtype != torch.uint8 or given.shape[-3:] != (obs.planes, obs.height, obs.width):
+            raise UserError(
+                f"an observation is {obs.planes}x{obs.height}x{obs.width} numbers of type uint8, or a batch of such, "
+                f"not {tuple(given.shape)} of {str(given.dtype).removeprefix('torch.')}; Agent.observer() makes them"
+            )
+        batch = given if given.dim() == 4 else given[None]
+        answer: Tensor = ask(batch.to(self.device).float() / 255)
+        answer = answer if given.dim() == 4 else answer[0]
+        return answer if isinstance(observation, Tensor) else answer.cpu().numpy()
+
+
+class Observer:
+    """Turns an environment's images, one after the other, into observations [P, H, W]."""
+
+    def __init__(self, config: Config) -> None:
+        """Nothing has been seen."""
+        self._obs = config.observation
+        self._stack = np.zeros((self._obs.planes, self._obs.height, self._obs.width), np.uint8)
+
+    def reset(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return the first observation of an episode: what came before is black."""
+        self._stack[:] = 0
+        return self.push(image)
+
+    def push(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return the observation that this image completes."""
+        self._stack = np.concatenate([self._stack[self._obs.channels :], to_frame(image, self._obs)])
+        return self._stack.copy()
+
+
+def load(path: str | Path, device: str = "auto") -> Agent:
+    """Read an agent from a run's folder or from an exported file; nothing in it is ever run."""
+    run, weights = runs.load(Path(path))
+    return Agent(run, weights, choose_device(device))

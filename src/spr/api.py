@@ -1,0 +1,236 @@
+"""Owns training and judging from Python: what the command line does, as functions that return what was made."""
+
+import json
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import gymnasium
+
+from spr import agent as agents
+from spr import events, plugins, runs
+from spr.agent import Agent
+from spr.envs import provide
+from spr.errors import UserError
+from spr.evaluation import Agents
+from spr.events import Consumer, Event, to_all, write_metrics
+from spr.games import game_names, normalised
+from spr.gym_envs import Maker
+from spr.hardware import choose_device, choose_precision, tune
+from spr.methods import PRESETS, preset_config
+from spr.runner import TrainJob, evaluate_agents, run_training
+
+Env = Maker | gymnasium.Env[Any, Any]
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run: where it lies, and what came of it."""
+
+    folder: Path
+    result: dict[str, Any]  # everything that result.json holds
+
+    @property
+    def game(self) -> str:
+        """What was played."""
+        return str(self.result["game"])
+
+    @property
+    def seed(self) -> int:
+        """The agent's seed."""
+        return int(self.result["seed"])
+
+    @property
+    def scores(self) -> list[float]:
+        """The raw score of every game of the evaluation."""
+        return list(self.result["episodes"])
+
+    @property
+    def score(self) -> float:
+        """Their mean."""
+        return float(self.result["score"])
+
+    def curve(self) -> dict[str, list[Any]]:
+        """Return the rows that were logged while training, by column: step, score, the losses and so on."""
+        rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name) for row in rows] for name in names}
+
+    def agent(self, device: str = "auto") -> Agent:
+        """Return the trained agent."""
+        return agents.load(self.folder, device)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The raw scores of an agent's games."""
+
+    scores: list[float]
+    game: str
+
+    @property
+    def score(self) -> float:
+        """Their mean."""
+        return fmean(self.scores)
+
+    @property
+    def human_normalised(self) -> float | None:
+        """Where random play is 0 and a human's score 1; None for a game that no published score of these exists for."""
+        return normalised(self.game, self.score)
+
+
+def presets() -> dict[str, str]:
+    """Return the methods by name, with a line about each; `spr.preset(name)` is a method's whole configuration."""
+    return {name: listed.summary for name, listed in PRESETS.items()}
+
+
+def train(
+    games: str | Sequence[str],
+    *,
+    preset: str = "spr",
+    seeds: int | Sequence[int] = 0,
+    changes: Mapping[str, Any] | None = None,
+    out: str | Path = "runs",
+    tell: Consumer | None = None,
+    **more: Any,
+) -> list[TrainedRun]:
+    """Train one agent per game and seed, judge them, and return their runs, game by game.
+
+    Games are named as on the command line; 'all' are the 26 of Atari 100k. An environment of your own is given by
+    `env`, a function that makes one or one that Gymnasium can make again, and is stored under the name `games`.
+    `changes` are fields of the configuration, such as {"learner.depth": 3}. Everything is stored under `out`.
+
+    Also: `steps`, `device`, `precision`, `name`, `checkpoint_every`, `env_args`, and `resume` or `overwrite` for runs
+    that are already there. `tell` is called with every event (see `spr.train_events`).
+    """
+    job, resume, overwrite = _job(games, preset, seeds, changes, out, **more)
+    problems: list[str] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, events.Failed | events.Diverged):
+            problems.append(event.message)
+
+    consumers = [write_metrics, listen, *([] if tell is None else [tell])]
+    run_training(job, to_all(*consumers), lambda: False, resume, overwrite)
+    made = []
+    for member in job.members:
+        folder = job.folder(member)
+        if (result := runs.result(folder)) is None:
+            raise UserError(problems[0] if problems else f"{folder} has no result")
+        made.append(TrainedRun(folder, result))
+    return made
+
+
+def train_events(games: str | Sequence[str], **more: Any) -> Iterator[Event]:
+    """Train like `train`, and yield what happens: steps, rows of metrics, games of the evaluation, results.
+
+    The training goes on beside whoever looks on, and waits for nobody. Closing the iterator stops it after the step
+    that it is at, and saves: `resume=True` goes on.
+    """
+    job, resume, overwrite = _job(games, **more)
+    told: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def work() -> None:
+        try:
+            run_training(job, to_all(write_metrics, told.put), stop.is_set, resume, overwrite)
+            told.put(None)
+        except BaseException as error:  # noqa: BLE001 - handed to whoever looks on
+            told.put(error)
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    try:
+        while (event := told.get()) is not None:
+            if isinstance(event, BaseException):
+                raise event
+            yield event
+    finally:
+        stop.set()
+        worker.join()
+
+
+def evaluate(
+    agent: Agent | str | Path,
+    env: str | Env | None = None,
+    episodes: int | None = None,
+    *,
+    seed: int | None = None,
+    epsilon: float | None = None,
+) -> Evaluation:
+    """Play whole games with an agent, without network noise, and return their raw scores.
+
+    It plays the game that it learnt, unless another one is named or an environment is given.
+    """
+    agent = agent if isinstance(agent, Agent) else agents.load(agent)
+    tune(agent.device, choose_precision("auto", agent.device))
+    if isinstance(env, str) or env is None:
+        game, arguments = env or agent.game, {} if env else agent.run.arguments
+        _name_modules([env] if env else [])
+    else:
+        game, arguments = f"{agent.game}-given", {}
+        provide(game, _maker(env))
+    config = agent.config if episodes is None else agent.config.override({"evaluation.episodes": episodes})
+    params = {name: tensor[None] for name, tensor in agent.weights.items()}
+    who = Agents([game], params, [agent.run.seed if seed is None else seed], arguments)
+    (scores,) = evaluate_agents(config, who, lambda _: None, epsilon)
+    return Evaluation(scores, game)
+
+
+def _job(
+    games: str | Sequence[str],
+    preset: str = "spr",
+    seeds: int | Sequence[int] = 0,
+    changes: Mapping[str, Any] | None = None,
+    out: str | Path = "runs",
+    **more: Any,
+) -> tuple[TrainJob, bool, bool]:
+    """Turn the arguments of `train` into a job, and whether runs are resumed or overwritten."""
+    known = {"steps", "device", "precision", "name", "checkpoint_every", "env", "env_args", "resume", "overwrite"}
+    if unknown := sorted(more.keys() - known):
+        raise TypeError(f"train() got an unexpected argument '{unknown[0]}'; there are {', '.join(sorted(known))}")
+    named = [games] if isinstance(games, str) else list(games)
+    named = [game for name in named for game in (game_names() if name == "all" else [name])]
+    if (env := more.get("env")) is not None:
+        if len(named) != 1:
+            raise UserError("an environment of your own has one name")
+        provide(named[0], _maker(env))
+    _name_modules(named)
+    runs.check_name(more.get("name"))
+    changes = dict(changes or {}) | ({"schedule.steps": more["steps"]} if "steps" in more else {})
+    device = choose_device(more.get("device", "auto"))
+    precision = choose_precision(more.get("precision", "auto"), device)
+    tune(device, precision)
+    job = TrainJob(
+        preset=preset,
+        configs={game: preset_config(preset, game).override(changes) for game in named},
+        seeds=(seeds,) if isinstance(seeds, int) else tuple(seeds),
+        device=device,
+        precision=precision,
+        out=Path(out),
+        checkpoint_every=more.get("checkpoint_every", 5_000),
+        name=more.get("name"),
+        arguments=more.get("env_args", {}),
+        plugins=plugins.names(),
+    )
+    return job, more.get("resume", False), more.get("overwrite", False)
+
+
+def _name_modules(games: Sequence[str]) -> None:
+    for game in games:
+        if ":" in game:
+            plugins.load(game.partition(":")[0])
+
+
+def _maker(env: Env) -> Maker:
+    """Return what makes environments like this one: fleets and evaluations take several."""
+    if not isinstance(env, gymnasium.Env):
+        return env
+    if env.spec is None:
+        raise UserError("this environment can't be made again: give a function that makes one, env=lambda: MyEnv()")
+    return partial(gymnasium.make, env.spec)

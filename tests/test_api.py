@@ -1,0 +1,210 @@
+"""The package from Python: train, look on, load, ask, evaluate, share; and the notebook that shows it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import spr
+from spr import events
+from spr.cli import main
+from spr.networks import Networks
+
+TINY = {
+    "network.hidden": 16,
+    "replay.batch_size": 4,
+    "replay.n_step": 2,
+    "evaluation.episodes": 3,
+    "schedule.learning_starts": 60,
+    "learner.depth": 2,
+}
+
+
+class Corners(gymnasium.Env):
+    """Walks on a 12x12 board; one step to the right earns 2.5."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (12, 12), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        super().reset(seed=seed)
+        self.time = 0
+        return self._image(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self._image(), 2.5 * action, self.time == 8, False, {}
+
+    def _image(self):
+        image = np.zeros((12, 12), np.uint8)
+        image[self.time] = 255
+        return image
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    return spr.train("catch", seeds=[3, 4], changes=TINY, steps=70, out=out, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def agent(runs):
+    return runs[0].agent("cpu")
+
+
+def observations(agent, count, seed=0):
+    obs = agent.config.observation
+    return np.random.default_rng(seed).integers(0, 256, (count, obs.planes, obs.height, obs.width), dtype=np.uint8)
+
+
+def test_importing_takes_no_time_and_shows_what_there_is():
+    """Without PyTorch, which alone takes seconds."""
+    code = "import spr, sys; assert 'torch' not in sys.modules; print(*[n for n in dir(spr) if n in spr.__all__])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == sorted(spr.__all__)
+    assert all(getattr(spr, name).__doc__ for name in spr.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = spr.nothing
+
+
+def test_runs_come_back_with_their_results_and_curves(runs):
+    assert [(run.game, run.seed) for run in runs] == [("catch", 3), ("catch", 4)]
+    for run in runs:
+        assert json.loads((run.folder / "result.json").read_text())["episodes"] == run.scores
+        assert run.score == pytest.approx(np.mean(run.scores))
+        curve = run.curve()
+        assert {"step", "score", "spr", "rl"} <= curve.keys()
+        assert curve["step"][-1] == 70
+        assert len({len(column) for column in curve.values()}) == 1
+
+
+def test_what_an_agent_says_is_what_its_networks_compute(agent):
+    batch = observations(agent, 3)
+    networks = Networks(agent.config, 3)
+    networks.load_state_dict(agent.weights)
+    x = torch.from_numpy(batch).float() / 255
+    with torch.no_grad():
+        q, z = networks(x), networks.encoder(x)
+        bias = networks.transition.action_bias(torch.tensor([2, 0, 1]))
+        one = networks.transition(z, bias[None])[0]
+        two = networks.transition(one, bias.flip(0)[None])[0]
+    np.testing.assert_allclose(agent.q_values(batch), q.numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(agent.encode(batch), z.numpy(), rtol=1e-5, atol=1e-6)
+    predicted = agent.predict(batch, [[2, 1], [0, 0], [1, 2]])
+    np.testing.assert_allclose(predicted, torch.stack([one, two], 1).numpy(), rtol=1e-4, atol=1e-5)
+    assert agent.act(batch).tolist() == q.argmax(1).tolist()
+
+
+def test_one_observation_or_many_as_array_or_tensor(agent):
+    batch = observations(agent, 4)
+    assert isinstance(agent.act(batch[0]), int)
+    for answer in (agent.q_values, agent.encode):
+        np.testing.assert_allclose(answer(batch[1]), answer(batch)[1], rtol=1e-5, atol=1e-6)
+        assert isinstance(answer(torch.from_numpy(batch)), torch.Tensor)
+    assert agent.predict(batch[0], [0, 1, 2]).shape == (3, *agent.encode(batch[0]).shape)
+    for wrong in (batch[:, :2], batch.astype(np.float32)):
+        with pytest.raises(spr.UserError, match="an observation is 4x84x84 numbers of type uint8"):
+            agent.act(wrong)
+    for wrong in ([3], [[0]], [-1]):
+        with pytest.raises(spr.UserError, match="each from 0 to 2"):
+            agent.predict(batch[0], wrong)
+
+
+def test_an_observer_stacks_what_the_agent_sees(agent):
+    observer = agent.observer()
+    first = observer.reset(np.full((84, 84), 7, np.uint8))
+    second = observer.push(np.full((42, 42, 3), 9, np.uint8))
+    assert [int(plane.max()) for plane in first] == [0, 0, 0, 7]
+    assert [int(plane.max()) for plane in second] == [0, 0, 7, 9]
+    assert int(observer.reset(np.zeros((84, 84), np.uint8)).max()) == 0
+    agent.act(second)
+
+
+@pytest.mark.slow
+def test_an_agent_is_judged_as_its_run_was_wherever_it_is_loaded_from(runs, agent, tmp_path):
+    assert spr.evaluate(agent).scores == runs[0].scores
+    assert spr.evaluate(runs[0].folder).scores == runs[0].scores
+    agent.save(tmp_path / "agent.safetensors")
+    assert main(["export", str(runs[0].folder), str(tmp_path / "hub") + "/"]) == 0
+    for path in (tmp_path / "agent.safetensors", tmp_path / "hub", tmp_path / "hub" / "agent.safetensors"):
+        assert spr.evaluate(spr.load(path, "cpu")).scores == runs[0].scores
+    assert len(spr.evaluate(agent, episodes=5, seed=8).scores) == 5
+    with pytest.raises(spr.UserError, match="this agent chooses between 3 actions, but pong has 6"):
+        spr.evaluate(agent, "pong", 1)
+
+
+def test_a_hubs_folder_has_a_card_and_says_how_it_was_made(runs, tmp_path, capsys):
+    target = tmp_path / "new" / "folder"
+    assert main(["export", str(runs[1].folder), str(target)]) == 0
+    assert sorted(path.name for path in target.iterdir()) == [
+        "README.md",
+        "agent.safetensors",
+        "config.json",
+        "result.json",
+    ]
+    card = (target / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: spr\n")
+    assert f"Mean score {runs[1].score:,.2f} over 3 games" in card
+    assert "| learner.depth | 2 |" in card
+    assert "| training_steps | 70 |" in card
+    assert main(["export", str(runs[1].folder), str(target)]) == 2
+    assert "is there already: choose another folder" in " ".join(capsys.readouterr().err.split())
+    assert main(["report", str(target), "--out", str(tmp_path / "report")]) == 0
+
+
+@pytest.mark.slow
+def test_looking_on_yields_everything_and_leaving_saves(tmp_path):
+    more = {"changes": TINY, "steps": 70, "out": tmp_path, "device": "cpu"}
+    seen = []
+    for event in spr.train_events("catch", **more):
+        seen.append(event)
+        if isinstance(event, events.Stepped) and event.info.step >= 63:
+            break
+    assert {events.FleetBegins, events.TrainingBegins, events.Stepped} <= {type(event) for event in seen}
+    rest = list(spr.train_events("catch", resume=True, **more))
+    assert isinstance(rest[-1], events.Finished)
+    assert any(isinstance(event, events.Replaying) for event in rest)
+    with pytest.raises(spr.UserError, match="holds a finished run"):
+        list(spr.train_events("catch", **more))
+
+
+@pytest.mark.slow
+def test_environments_of_ones_own_are_given_as_functions_or_objects(tmp_path):
+    (run,) = spr.train("corners", env=Corners, changes=TINY | {"replay.clip_rewards": False}, steps=70, out=tmp_path)
+    assert all(0 <= score <= 20 for score in run.scores)
+    assert run.result["protocol"]["learning_reward"] == "raw"
+    assert spr.evaluate(run.agent("cpu"), Corners, 2).scores[:2] == run.scores[:2]
+    gymnasium.register("Corners-v0", Corners)
+    made = gymnasium.make("Corners-v0")
+    assert spr.evaluate(run.folder, made, 2).scores[:2] == run.scores[:2]
+    with pytest.raises(spr.UserError, match="can't be made again"):
+        spr.evaluate(run.folder, Corners(), 2)
+    with pytest.raises(spr.UserError, match="can't be called 'pong'"):
+        spr.train("pong", env=Corners, out=tmp_path)
+
+
+def test_wrong_arguments_say_what_is_right(tmp_path):
+    with pytest.raises(TypeError, match="unexpected argument 'step'; there are checkpoint_every"):
+        spr.train("catch", step=3, out=tmp_path)
+    with pytest.raises(spr.UserError, match="unknown preset 'sprr'; did you mean 'spr'"):
+        spr.train("catch", preset="sprr", out=tmp_path)
+    assert "rainbow" in spr.presets()
+    assert spr.preset("der").replay.n_step == 20
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    """Its cells one after the other, as a kernel would."""
+    notebook = json.loads((Path(__file__).parent.parent / "docs" / "python.ipynb").read_text(encoding="utf-8"))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert names["runs"][0].score >= 0
