@@ -1,8 +1,10 @@
 """Reports: what is in the tables and figures, what is left out and said, and the page in a real browser."""
 
 import csv
+import html
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -12,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spr import figures, matching, tables
+from spr import curves, figures, matching, sections, tables
 from spr.cli import main
 from spr.config import Config, from_dict
+from spr.drawing import LACKING
 from spr.errors import UserError
 from spr.games import game_names, normalised, reference_scores, reference_table
 from spr.methods import preset_config
@@ -27,7 +30,7 @@ RULES = {"name": "atari-100k", "version": 1, "training_steps": 100_000, "evaluat
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-def result(out, preset="spr", game="pong", seed=0, score=1.0, changes=None, **more):
+def result(out, preset="spr", game="pong", seed=0, score=1.0, changes=None, name=None, **more):
     """Write a result by hand; `score` is that of its every episode."""
     config = preset_config(preset if preset != "mine" else "spr", game).override(changes or {})
     judged = {"training_steps": config.schedule.steps, "evaluation_epsilon": config.evaluation.epsilon}
@@ -50,7 +53,7 @@ def result(out, preset="spr", game="pong", seed=0, score=1.0, changes=None, **mo
         "version": "0",
         "config": config.to_dict(),
     }
-    folder = Path(out) / preset / game / f"seed-{seed}"
+    folder = Path(out) / (name or preset) / game / f"seed-{seed}"
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(data | more))
     rows = [{"step": step, "score": score * step / 100_000} for step in range(10_000, 110_000, 10_000)]
@@ -66,6 +69,15 @@ def whole(out, preset="spr", seeds=2, share=1.0, games=None):
             result(out, preset, game, seed, low + (high - low) * (share + 0.1 * (seed - (seeds - 1) / 2)))
 
 
+MANY = {"learner.depth": 3, "replay.n_step": 5, "network.hidden": 128, "learner.learning_rate": 0.0005}
+
+
+def catch(out, random_score=2.5, **about):
+    """A result of a game that has no published score."""
+    rules = RULES | {"name": "catch", "evaluation_epsilon": 0.001}
+    return result(out, game="catch", protocol=rules, random_score=random_score, **about)
+
+
 def rows_of(path):
     with path.open() as file:
         return list(csv.DictReader(file))
@@ -73,11 +85,14 @@ def rows_of(path):
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
-    """A report over two complete methods and one that lacks games."""
+    """A report over two complete methods and one that lacks games, and one that lacks runs by another protocol."""
     runs, out = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("report")
     whole(runs)
     whole(runs, "rainbow", share=0.5)
     whole(runs, "der", share=0.3, games=game_names()[:4])
+    for seed in range(2):
+        catch(runs, seed=seed, score=8.0 + seed)
+    catch(runs, score=9.0, changes=MANY, name="a-name-of-all-the-letters-that-it-may-be")
     return write([runs], out, draws=300), out
 
 
@@ -107,7 +122,7 @@ def test_every_run_is_in_the_table_of_games(full):
     assert float(pong["SPR (paper)"]) == high
     assert pong["der (ours)"] == ""
     assert rows["alien"]["der (ours)"] != ""
-    assert len(rows_of(full[1] / "runs.csv")) == 26 * 2 * 2 + 4 * 2
+    assert len(rows_of(full[1] / "runs.csv")) == 26 * 2 * 2 + 4 * 2 + 3
 
 
 def test_incomplete_sets_are_marked_and_compared_on_the_same_games_only(full):
@@ -132,7 +147,8 @@ def test_unequal_numbers_of_runs_are_incomplete_too():
 def test_every_figure_is_a_png_beside_the_page_and_inside_it(full):
     report, out = full
     drawn = sorted(path.name for path in out.glob("*.png"))
-    assert drawn == ["box_plot.png", "improvement.png", "iqm.png", "learning_curves.png", "profiles.png"]
+    benchmark = ["box_plot.png", "improvement.png", "iqm.png", "learning_curves.png"]
+    assert drawn == [*benchmark, "other_1_curves.png", "other_1_scores.png", "profiles.png"]
     page = (out / "index.html").read_text()
     assert page.count("data:image/png;base64,") == len(drawn)
     assert "Prediction depth: needs" in page
@@ -249,7 +265,7 @@ def test_a_changed_preset_is_another_method_and_another_budget_another_protocol(
     found = read([tmp_path])
     said = {record.path.relative_to(tmp_path).parts[0]: (record.method, record.protocol) for record in found.records}
     assert said["a"] == ("spr", BENCHMARK)
-    assert said["b"] == ("spr [learner.depth=3]", BENCHMARK)
+    assert said["b"] == ("spr (depth 3)", BENCHMARK)
     assert said["c"] == ("spr", "atari, 5,000 steps, 100 games, epsilon 0.001")
     assert said["d"] == ("drq", BENCHMARK)
     assert said["e"] == ("mine (not a preset here)", BENCHMARK)
@@ -258,7 +274,7 @@ def test_a_changed_preset_is_another_method_and_another_budget_another_protocol(
     write([tmp_path], tmp_path / "out", draws=50)
     assert len(rows_of(tmp_path / "out" / "other_1.csv")) == 1
     named = [row["method"] for row in rows_of(tmp_path / "out" / "aggregates.csv") if row["source"] == "ours"]
-    assert named == ["spr", "spr [learner.depth=3]", "drq", "mine (not a preset here)"]
+    assert named == ["spr", "spr (depth 3)", "drq", "mine (not a preset here)"]
 
 
 def test_another_way_of_playing_under_the_same_name_is_not_mixed_in(tmp_path):
@@ -279,6 +295,12 @@ def test_another_way_of_playing_under_the_same_name_is_not_mixed_in(tmp_path):
         ({"game": 7}, "'game' is not a string"),
         ({"train_seconds": None}, "'train_seconds' is not a finite number"),
         ({"protocol": "atari"}, "protocol is missing"),
+        ({"random_score": math.nan}, "'random_score' is not a finite number"),
+        ({"random_score": "2.6"}, "'random_score' is not a finite number"),
+        ({"score": 10**400}, "'score' is not a finite number"),
+        ({"agents_together": 0}, "'agents_together' is less than 1"),
+        ({"game": "\ud800"}, "'game' is not a line of at most 200 printable characters"),
+        ({"game": "a" * 201}, "'game' is not a line of at most 200 printable characters"),
         ({"config": {"learner": {"depth": "deep"}}}, "configuration can't be read"),
         ({"config": None}, "configuration can't be read"),
     ],
@@ -323,8 +345,144 @@ def test_games_outside_the_benchmark_are_in_no_aggregate(tmp_path):
 
 def test_a_report_without_any_run_of_the_benchmark(tmp_path):
     result(tmp_path, game="catch", protocol=RULES | {"name": "catch"})
+    report = write([tmp_path], tmp_path / "out", draws=50)
+    assert any("no run followed the protocol" in note for note in report.notes)
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "no run followed the protocol" in page
+    assert page.count("<figure") == 2
+
+
+def test_every_protocol_has_scores_and_learning_curves_normalised_by_what_is_known(tmp_path):
+    rules = RULES | {"name": "gymnasium", "evaluation_epsilon": 0.001}
+    for seed, chance in ((0, 2.0), (1, 3.0)):
+        catch(tmp_path, chance, seed=seed, score=10.0 - 5 * seed)
+        for game, measured in (("below", -20.0), ("zero", 0.0), ("unknown", None)):
+            result(tmp_path, game=game, seed=seed, score=-15.0, random_score=measured, protocol=rules)
+        result(tmp_path, game="boxing", seed=seed, score=6.1, changes={"schedule.steps": 5_000})
+    report = write([tmp_path], tmp_path / "out", draws=50)
+    found = {row["game"]: row for n in (1, 2, 3) for row in rows_of(tmp_path / "out" / f"other_{n}.csv")}
+    drawn = sorted(path.name for path in report.files if path.suffix == ".png")
+    assert drawn == [f"other_{n}_{what}.png" for n in (1, 2, 3) for what in ("curves", "scores")]
+    assert float(found["catch"]["random agent"]) == 2.5
+    assert float(found["catch"]["relative to random"]) == (7.5 - 2.5) / 2.5
+    assert float(found["catch"]["relative to random: low"]) == (5.0 - 2.5) / 2.5
+    assert "human-normalised" not in found["catch"]
+    assert float(found["below"]["relative to random"]) == 0.25  # better than random, though both are negative
+    assert [found[game]["relative to random"] for game in ("zero", "unknown")] == ["", ""]
+    assert [found[game]["random agent"] for game in ("zero", "unknown")] == ["0.0", ""]
+    assert float(found["boxing"]["human-normalised"]) == pytest.approx(0.5)
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert page.count("Relative to random, where no human score exists: (score - random) / |random|") == 2
+    assert page.count("Human-normalised: (score - random) / (human - random)") == 1
+    assert page.count("agent&#39;s score is 0 or was not measured: unknown, zero.") == 1
+
+
+def test_curves_are_drawn_where_runs_have_points_in_common_and_missed_where_not(tmp_path):
+    first, second = (catch(tmp_path, seed=seed) for seed in range(2))
+    (second / "metrics.jsonl").write_text('{"step": 7, "score": 1.0}\n')
+    report = write([tmp_path], tmp_path / "out", draws=50)
+    assert not any("curves" in path.name for path in report.files)
+    assert "Learning curves: needs metrics.jsonl" in (tmp_path / "out" / "index.html").read_text()
+    (second / "metrics.jsonl").write_text("torn")
+    report = write([tmp_path], tmp_path / "out", draws=50)
+    assert any("curves" in path.name for path in report.files)
+    assert "not in here: 1 run." in (tmp_path / "out" / "index.html").read_text()
+    assert len(read([first]).records[0].curve) == 10
+
+
+def test_methods_have_short_names_and_a_table_says_what_they_stand_for(tmp_path):
+    result(tmp_path / "a", changes={"learner.depth": 3, "network.dueling": False})
+    result(tmp_path / "b", changes=MANY)
+    result(tmp_path / "c", changes=MANY | {"learner.depth": 4})
+    result(tmp_path, changes=MANY | {"learner.depth": 2}, name="shallow")
+    result(tmp_path, changes={"learner.depth": 2}, name="rainbow")  # would be taken for another preset
+    result(tmp_path / "d", changes={"learner.depth": 1}, name="same")
+    result(tmp_path / "e", changes={"learner.depth": 6}, name="same")  # one name, two methods
+    result(tmp_path / "f", changes={"schedule.steps": 5_000}, name="brief")  # another protocol, not another method
+    found = {
+        str(record.path.relative_to(tmp_path)).removesuffix("/pong/seed-0"): record.method
+        for record in read([tmp_path]).records
+    }
+    assert found == {
+        "a/spr": "spr (dueling false, depth 3)",
+        "b/spr": "spr, variant 2",
+        "c/spr": "spr, variant 3",
+        "shallow": "shallow",
+        "rainbow": "spr (depth 2)",
+        "d/same": "spr (depth 1)",
+        "e/same": "spr (depth 6)",
+        "f/brief": "spr",
+    }
     write([tmp_path], tmp_path / "out", draws=50)
-    assert "no run followed the protocol" in (tmp_path / "out" / "index.html").read_text()
+    rows = rows_of(tmp_path / "out" / "methods.csv")
+    said = {
+        row["field"]: (row["preset"], row["value"], row["usual value"]) for row in rows if row["method"] == "shallow"
+    }
+    assert said == {
+        "network.hidden": ("spr", "128", "256"),
+        "replay.n_step": ("spr", "5", "10"),
+        "learner.depth": ("spr", "2", "5"),
+        "learner.learning_rate": ("spr", "0.0005", "0.0001"),
+    }
+    assert {row["method"] for row in rows} == set(found.values()) - {"spr"}
+
+
+def test_runs_without_a_result_are_named(tmp_path):
+    result(tmp_path)
+    for seed in (1, 2):
+        folder = result(tmp_path, seed=seed)
+        (folder / "result.json").rename(folder / "config.json")
+    assert read([tmp_path]).left_out == [f"{tmp_path}/spr/pong: no result yet (unfinished or diverged): seed-1, seed-2"]
+
+
+def test_incomplete_sets_have_hollow_markers_a_label_and_a_legend(monkeypatch):
+    monkeypatch.setattr(figures, "drawing", lambda *parts: parts[-1])
+    rng = np.random.default_rng(0)
+    full = Method("full", {game: rng.normal(size=3) for game in game_names()})
+    few = Method("few", {game: rng.normal(size=3) for game in game_names()[:4]})
+    uneven = Method("uneven", full.scores | {"pong": np.zeros(2)})
+    for draw in (figures.iqms, figures.profiles, figures.improvement):
+        assert legend(draw([full, full._replace(name="other")], 50, rng))[-1] != LACKING
+        for lacking, label in ((few, "4 of 26 games"), (uneven, "2 to 3 runs")):
+            drawn = draw([full, lacking], 50, rng)
+            assert LACKING in legend(drawn)
+            assert hollow(drawn)
+            said = [*legend(drawn), *(text.get_text() for text in drawn.axes[0].get_yticklabels())]
+            assert any(label in text for text in said) or draw is figures.improvement
+        assert not hollow(draw([full, full._replace(name="other")], 50, rng))
+    boxes = figures.box_plot([full, few])
+    assert "hatched: ours, lacks games or runs" in legend(boxes)
+    assert "few\n(ours, 4 of 26 games)" in [text.get_text() for text in boxes.axes[0].get_yticklabels()]
+
+
+def test_incomplete_sets_of_other_protocols_are_marked_too(tmp_path, monkeypatch):
+    for seed in range(3):
+        catch(tmp_path, seed=seed)
+    catch(tmp_path, preset="rainbow")
+    records = read([tmp_path]).records
+    for module in (curves, sections):
+        monkeypatch.setattr(module, "drawing", lambda *parts: parts[-1])
+    section = sections.other(1, "catch", records, 50, np.random.default_rng(0))
+    for drawn in section.drawings:
+        assert LACKING in legend(drawn)
+        assert hollow(drawn)
+    assert "rainbow (1 of 3 runs)" in legend(section.drawings[1])
+    assert "rainbow\n(1 of 3 runs)" in [text.get_text() for text in section.drawings[0].axes[0].get_yticklabels()]
+    assert [row[2].note for row in section.tables[0].rows] == ["", "incomplete: 1 of 3 runs"]
+    whole_set = [record for record in records if record.method == "spr"]
+    for drawn in sections.other(1, "catch", whole_set, 50, np.random.default_rng(0)).drawings:
+        assert LACKING not in legend(drawn)
+        assert not hollow(drawn)
+
+
+def legend(figure):
+    return [text.get_text() for box in figure.legends for text in box.get_texts()]
+
+
+def hollow(figure):
+    """Whether a marker of a figure's panels is hollow."""
+    lines = [line for axes in figure.axes for line in axes.get_lines()]
+    return any(line.get_markerfacecolor() == "white" and line.get_marker() not in ("", "None") for line in lines)
 
 
 def test_the_same_run_twice_counts_once(tmp_path):
@@ -366,6 +524,9 @@ def test_names_from_files_can_not_bring_code_into_the_page(tmp_path):
     nasty = "<script>alert(1)</script>'\"&"
     result(tmp_path / "a", device=nasty, version=nasty)
     result(tmp_path / "b", protocol=RULES | {"name": nasty}, game="catch")
+    for seed, game in enumerate((nasty.replace("/", ""), r"$\frac{$", "_")):
+        result(tmp_path / "c", protocol=RULES | {"name": "gymnasium", "id": game}, game=game, seed=seed)
+    result(tmp_path / os.fsdecode(b"\xff"), protocol=RULES | {"name": "\ud800"}, game="catch", seed=7)
     write([tmp_path], tmp_path / "out", draws=50)
     page = (tmp_path / "out" / "index.html").read_text()
     assert "<script>alert" not in page
@@ -394,20 +555,30 @@ say.up = column(place);
 heads[0].querySelector("button").click();
 say.words = column(0);
 say.images = [...document.images].map((image) => image.complete && image.naturalWidth);
+say.filled = [...document.images].map((image) => image.getBoundingClientRect().width / image.parentElement.clientWidth);
+say.figures = [...document.querySelectorAll("figure")].map((figure) => figure.getBoundingClientRect().width);
+say.scroll = [...document.querySelectorAll(".wide")].map((box) => [box.scrollWidth, box.clientWidth]);
+say.beyond = [...document.body.querySelectorAll(":not(.wide *)")]
+  .filter((element) => element.getBoundingClientRect().right > innerWidth).map((element) => element.tagName);
 say.width = [document.documentElement.scrollWidth, innerWidth];
 say.rows = document.querySelectorAll("details").length;
 const pre = document.createElement("pre");
 pre.id = "probe"; pre.textContent = JSON.stringify(say);
-document.body.append(pre);
+parent.document.body.append(pre);
 </script>"""
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-@pytest.mark.parametrize("width", [500, 1400])
+@pytest.mark.parametrize("width", [390, 1400])
 def test_the_page_in_a_browser(full, width, tmp_path):
+    """In a frame, since a window is at least 500 pixels wide."""
     page = tmp_path / "probed.html"
-    page.write_text((full[1] / "index.html").read_text().replace("</body>", PROBE + "</body>"))
-    arguments = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--enable-logging=stderr"]
+    probed = (full[1] / "index.html").read_text().replace("</body>", PROBE + "</body>")
+    look = f"border:0; width:{width}px; height:900px"
+    page.write_text(
+        f"<!doctype html><meta charset='utf-8'><iframe style='{look}' srcdoc='{html.escape(probed)}'></iframe>"
+    )
+    arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1500,900", "--enable-logging=stderr"]
     home = f"--user-data-dir={tmp_path / 'home'}"
     seen = subprocess.run(
         [CHROMIUM, *arguments, home, "--virtual-time-budget=5000", "--dump-dom", page.as_uri()],
@@ -426,7 +597,13 @@ def test_the_page_in_a_browser(full, width, tmp_path):
     assert [value == "" for value in said["down"]] == sorted(value == "" for value in said["down"])  # empty ones last
     assert said["words"][0] == "BBF RR2"
     assert said["words"][-1].startswith("SR")
-    assert len(said["images"]) == 5
+    assert len(said["images"]) == 7
     assert min(said["images"]) > 300
-    assert said["width"][0] <= said["width"][1]  # wide tables scroll inside, the page does not
+    assert said["width"][1] == width
+    assert said["width"][0] <= width  # wide tables scroll inside, the page does not
+    assert not said["beyond"]
+    assert any(inside > box for inside, box in said["scroll"])
+    assert said["filled"] == pytest.approx([1] * 7, abs=0.01)
+    page_width = min(width, 76 * 16)
+    assert min(said["figures"]) > (0.9 if width == 390 else 0.45) * page_width  # two side by side where there is room
     assert said["rows"] >= 112

@@ -1,100 +1,95 @@
-"""Owns the figures of a report: each a function from scores to a drawing, readable in grey and for the colour-blind."""
+"""Owns the figures of Atari 100k: each a function from scores to a drawing, beside published figures."""
 
-import base64
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.artist import Artist
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
 from spr import stats
+from spr.drawing import (
+    COLOURS,
+    GREY,
+    LACKING,
+    MOST_LINES,
+    Drawing,
+    drawing,
+    estimate,
+    key,
+    legend_outside,
+    not_drawn,
+    one_panel,
+    short,
+    style,
+)
+from spr.errors import plural
 from spr.games import game_names, normalise, reference_scores, reference_table
 from spr.methods import PRESETS
-from spr.results import Record
 from spr.tables import PUBLISHED, Method, published_on
-
-# Okabe and Ito's colours, told apart by people with any kind of colour vision; lines and markers differ as well.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C3A")
-_LINES = ("-", "--", "-.", ":")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_GREY = "#767676"
-_MOST_LINES = 6  # that an eye can follow
-_DPI = 150
-
-
-class Drawing(NamedTuple):
-    """A figure as a PNG, with its name in files, its title, and in words what is to be seen."""
-
-    name: str
-    title: str
-    words: str
-    png: bytes
-
-    def base64(self) -> str:
-        """Return the picture as a page holds it."""
-        return base64.b64encode(self.png).decode()
-
-    def width(self) -> int:
-        """Return its width in pixels, from the PNG's first chunk."""
-        return int.from_bytes(self.png[16:20])
-
-
-def style(number: int) -> dict[str, Any]:
-    """Return how the n-th method is drawn."""
-    return {
-        "color": _COLOURS[number % len(_COLOURS)],
-        "linestyle": _LINES[number % len(_LINES)],
-        "marker": _MARKERS[number % len(_MARKERS)],
-    }
 
 
 def box_plot(methods: Sequence[Method]) -> Drawing:
     """Draw how human-normalised scores spread over games: ours, and the paper's."""
-    ours = [(f"{m.name}\n(ours, {len(m.scores)} games)", [float(s.mean()) for s in m.human()]) for m in methods]
+    ours = [(_ours(method), [float(scores.mean()) for scores in method.human()]) for method in methods]
     theirs = [
         (f"{name}\n(paper)", [float(score[0]) for score in published_on(column, game_names())])
         for column, name in PUBLISHED.items()
     ]
     names, values = zip(*[*ours, *theirs], strict=True)
-    figure, axes = _axes(7.2, 0.9 + 0.42 * len(names))
+    figure, axes = one_panel(1.2 + 0.36 * len(names))
     boxes = axes.boxplot(values, orientation="horizontal", patch_artist=True, widths=0.6, showfliers=False)
     for i, box in enumerate(boxes["boxes"]):
-        box.set(facecolor=_COLOURS[0] if i < len(ours) else "#D9D9D9", alpha=0.75, edgecolor="black")
-        if i < len(ours) and not methods[i].complete:
-            box.set(facecolor="white", hatch="////")
+        box.set(**(_box(methods[i].complete) if i < len(ours) else _PAPER))
     for line in boxes["medians"]:
         line.set(color="black", linewidth=1.6)
     for i, points in enumerate(values, start=1):
         axes.plot(points, [i] * len(points), linestyle="", marker="o", markersize=2.5, color="black", alpha=0.6)
-    axes.set_yticks(range(1, len(names) + 1), names, fontsize=8)
+    axes.set_yticks(range(1, len(names) + 1), names, fontsize=7.5)
     axes.invert_yaxis()
-    axes.axvline(1, color=_GREY, linestyle=":", linewidth=1)
+    axes.axvline(1, color=GREY, linestyle=":", linewidth=1)
     axes.set_xscale("symlog", linthresh=1)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xticks([-0.25, 0, 0.25, 0.5, 0.75, 1, 2, 4, 8])
     points = np.concatenate(values)
     axes.set_xlim(min(-0.35, 1.1 * points.min()), max(4.5, 1.2 * points.max()))
     axes.set_xlabel("human-normalised score of a game (logarithmic beyond 1)")
+    kinds = {method.complete for method in methods}
+    ours_keys = [Patch(**_box(whole), label=_BOXES[whole]) for whole in (True, False) if whole in kinds]
+    legend_outside(figure, [*ours_keys, Patch(**_PAPER, label="published, over 26 games")])
     words = "Each dot is one game's mean score; boxes hold the middle half of the games, the line is the median."
     if not all(method.complete for method in methods):
         words += " Hatched boxes lack games or runs, and can't be compared with the others."
-    return _drawing("box_plot", "Spread over games", words, figure)
+    return drawing("box_plot", "Spread over games", words, figure)
+
+
+_PAPER: dict[str, Any] = {"facecolor": "#D9D9D9", "alpha": 0.75, "edgecolor": "black"}
+_BOXES = {True: "ours, over 26 games", False: "hatched: ours, lacks games or runs"}
+
+
+def _box(complete: bool) -> dict[str, Any]:
+    return _PAPER | ({"facecolor": COLOURS[0]} if complete else {"facecolor": "white", "hatch": "////"})
+
+
+def _ours(method: Method) -> str:
+    """Return a label in two lines: the name, whose it is, and if the set is incomplete in what."""
+    return f"{short(method.name)}\n(ours{'' if method.complete else f', {method.part()}'})"
 
 
 def profiles(methods: Sequence[Method], draws: int, random: np.random.Generator) -> Drawing:
     """Draw the share of runs above each score, with 95% bands."""
-    figure, axes = _axes(7.2, 3.8)
+    figure, axes = one_panel(4.0)
+    lines = list[Artist]()
     thresholds = np.linspace(0, 2, 101)
-    for i, method in enumerate(methods[:_MOST_LINES]):
+    for i, method in enumerate(methods[:MOST_LINES]):
         scores = method.human()
-        look = style(i)
-        axes.plot(
-            thresholds, stats.profile(scores, thresholds), label=_label(method), markevery=10, markersize=4, **look
+        look = style(i, method.complete)
+        label = short(method.label(), 60)
+        lines += axes.plot(
+            thresholds, stats.profile(scores, thresholds), label=label, markevery=10, markersize=5, **look
         )
         low, high = _band(scores, thresholds, min(draws, 2_000), random)
         axes.fill_between(thresholds, low, high, color=look["color"], alpha=0.15, linewidth=0)
@@ -102,33 +97,34 @@ def profiles(methods: Sequence[Method], draws: int, random: np.random.Generator)
     axes.set_ylabel("share of runs with a score above τ")
     axes.set_ylim(0, 1)
     axes.set_xlim(0, 2)
-    axes.legend(fontsize=8, frameon=False)
+    if not all(method.complete for method in methods[:MOST_LINES]):
+        lines.append(key(LACKING, complete=False, marker="o"))
+    legend_outside(figure, lines)
     words = "The higher a line, the better the method; bands are 95% stratified bootstrap intervals, point by point."
-    words += _not_drawn([method.name for method in methods])
-    return _drawing("profiles", "Performance profiles", words, figure)
+    words += not_drawn([method.name for method in methods])
+    return drawing("profiles", "Performance profiles", words, figure)
 
 
 def iqms(methods: Sequence[Method], draws: int, random: np.random.Generator) -> Drawing:
     """Draw the interquartile means with intervals beside published ones."""
-    ours = [(f"{_label(m)}, ours", stats.bootstrap(stats.iqm, m.human(), draws=draws, random=random)) for m in methods]
+    ours = [(_ours(m), stats.bootstrap(stats.iqm, m.human(), draws=draws, random=random)) for m in methods]
     known = [row for row in reference_table("published_aggregates") if row["iqm"]]
-    figure, axes = _axes(7.2, 0.9 + 0.26 * (len(ours) + len(known)))
+    figure, axes = one_panel(1.2 + 0.29 * (len(ours) + len(known)))
     for i, (_, found) in enumerate(ours):
-        axes.plot([found.low, found.high], [i, i], color=_COLOURS[0], linewidth=4, alpha=0.5, solid_capstyle="butt")
-        inside = _COLOURS[0] if methods[i].complete else "white"
-        axes.plot(found.value, i, marker="D", markersize=6, color=_COLOURS[0], markerfacecolor=inside)
+        estimate(axes, i, found, style(0, methods[i].complete) | {"marker": "D"})
     for i, row in enumerate(known, start=len(ours)):
-        axes.plot(float(row["iqm"]), i, marker="o", markersize=5, color=_GREY)
+        axes.plot(float(row["iqm"]), i, marker="o", markersize=5, color=GREY)
     names = [*(name for name, _ in ours), *(f"{row['method']}, published" for row in known)]
-    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=7.5)
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.grid(axis="x", linewidth=0.4)
     axes.set_xlabel("interquartile mean of human-normalised scores")
+    legend_outside(figure, [*_keys({method.complete for method in methods}), key("published", marker="o")])
     words = "Diamonds with bars are ours with 95% intervals; dots are published values, over 26 games."
     if not all(method.complete for method in methods):
         words += " Hollow diamonds lack games or runs, and can't be compared with the dots."
-    return _drawing("iqm", "Interquartile means", words, figure)
+    return drawing("iqm", "Interquartile means", words, figure)
 
 
 def improvement(methods: Sequence[Method], draws: int, random: np.random.Generator) -> Drawing | None:
@@ -139,53 +135,31 @@ def improvement(methods: Sequence[Method], draws: int, random: np.random.Generat
         if games:
             pair = first.human(games), other.human(games)
             chance = stats.bootstrap(stats.probability_of_improvement, *pair, draws=min(draws, 10_000), random=random)
-            rows.append((f"over {other.name}\n({len(games)} games)", chance))
+            whole = first.complete and other.complete
+            rows.append((f"over {short(other.name)}\n({_of_26(len(games))})", chance, whole))
     if not rows:
         return None
-    figure, axes = _axes(7.2, 0.9 + 0.42 * len(rows))
-    for i, (_, chance) in enumerate(rows):
-        axes.plot([chance.low, chance.high], [i, i], color=_COLOURS[0], linewidth=4, alpha=0.5, solid_capstyle="butt")
-        axes.plot(chance.value, i, marker="D", color=_COLOURS[0])
-    axes.axvline(0.5, color=_GREY, linestyle=":")
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1)
-    axes.set_xlabel(f"probability that a run of {first.name} scores higher")
+    figure, axes = one_panel(1.2 + 0.36 * len(rows))
+    for i, (_, chance, whole) in enumerate(rows):
+        estimate(axes, i, chance, style(0, whole) | {"marker": "D"})
+    axes.axvline(0.5, color=GREY, linestyle=":")
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], fontsize=7.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_xlabel(f"probability that a run of {short(first.name)} scores higher")
+    legend_outside(figure, _keys({whole for _, _, whole in rows}))
     words = "At one half neither is better; bars are 95% stratified bootstrap intervals, over the games both have."
-    return _drawing("improvement", "Probability of improvement", words, figure)
+    return drawing("improvement", "Probability of improvement", words, figure)
 
 
-def curves(records: Sequence[Record], methods: Sequence[Method]) -> Drawing | None:
-    """Draw the scores of games played while learning: for each game the mean over runs and their range."""
-    names = [method.name for method in methods]
-    records = [record for record in records if record.method in names[:_MOST_LINES]]
-    games = [game for game in game_names() if any(record.game == game and record.curve for record in records)]
-    if not games:
-        return None
-    across = min(4, len(games))
-    down = -(-len(games) // across)
-    figure = Figure(figsize=(7.2, 0.5 + 1.7 * down), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False)
-    for axes, game in zip(grid.flat, games, strict=False):
-        axes.set_title(game, fontsize=8)
-        for i, name in enumerate(names[:_MOST_LINES]):
-            mine = [record.curve for record in records if (record.game, record.method) == (game, name) and record.curve]
-            if mine:
-                _curve(axes, mine, style(i) | {"marker": ""}, name)
-        axes.tick_params(labelsize=6)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step / 1000:g}k"))
-    for axes in list(grid.flat)[len(games) :]:
-        axes.set_visible(False)
-    figure.supxlabel("environment steps", fontsize=8)
-    figure.supylabel("raw score while learning", fontsize=8)
-    if len(names) > 1:
-        drawn = {
-            label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(drawn.values(), drawn.keys(), loc="outside upper center", ncols=4, fontsize=7, frameon=False)
-    words = "Means over runs of the last ten games' scores, with the range of the runs; played with learning's noise."
-    words += _not_drawn(names)
-    return _drawing("learning_curves", "Learning curves", words, figure)
+def _of_26(games: int) -> str:
+    return f"{games} of 26 games" if games < len(game_names()) else "26 games"
+
+
+def _keys(kinds: Collection[bool]) -> list[Artist]:
+    """Return what a legend says of complete and incomplete sets, as far as there are such."""
+    words = {True: "filled: ours, all games and runs", False: LACKING}
+    return [key(words[whole], complete=whole) for whole in (True, False) if whole in kinds]
 
 
 def main_methods(methods: Sequence[Method]) -> list[Method]:
@@ -201,10 +175,6 @@ def _points(methods: Sequence[Method], figure: str) -> dict[float, Method]:
     return {preset.x: method for preset, method in of_figure if preset is not None and preset.figure == figure}
 
 
-def _not_drawn(names: Sequence[str]) -> str:
-    return f" Not drawn, for clarity: {', '.join(names[_MOST_LINES:])}." if len(names) > _MOST_LINES else ""
-
-
 def depth(methods: Sequence[Method]) -> Drawing | None:
     """Draw the depth figure: SPR-normalised scores against how many steps ahead are predicted."""
     found = {m.name: m for m in methods}
@@ -214,13 +184,14 @@ def depth(methods: Sequence[Method]) -> Drawing | None:
         return None
     spr = found.get("spr") or found.get("spr_k5")
     reference = {g: float(s.mean()) for g, s in spr.scores.items()} if spr else dict(reference_scores("spr"))
-    games = [game for game in game_names() if game in reference and all(game in m.scores for m in depths.values())]
+    games = _comparable(depths.values(), reference)
     if not games:
         return None
     shares = {k: _shares(method, games, reference) for k, method in depths.items()}
     whose = "of our spr runs" if spr else "of the paper's SPR"
-    words = f"Scores of {len(games)} games, normalised by those {whose}: 0 is random play, 1 equals SPR."
-    return _mean_and_median("depth", "Prediction depth", words, shares, "prediction depth K", "SPR-normalised score")
+    words = f"Scores of {plural(len(games), 'game')}, normalised by those {whose}: 0 is random play, 1 equals SPR."
+    axes = "prediction depth K", "SPR-normalised score"
+    return _mean_and_median("depth", "Prediction depth", words, shares, axes, _whole(depths.values()))
 
 
 def ema(methods: Sequence[Method]) -> list[Drawing]:
@@ -228,18 +199,30 @@ def ema(methods: Sequence[Method]) -> list[Drawing]:
     drawings = []
     for suffix, what in (("", "with"), ("_noaug", "without")):
         taus = _points(methods, f"ema{suffix}")
-        games = [game for game in game_names() if taus and all(game in m.scores for m in taus.values())]
-        if len(taus) < 2 or not games:
+        if len(taus) < 2:
             continue
-        average = {game: fmean(float(method.scores[game].mean()) for method in taus.values()) for game in games}
+        shared = set.intersection(*(set(method.scores) for method in taus.values()))
+        average = {game: fmean(float(method.scores[game].mean()) for method in taus.values()) for game in shared}
+        games = _comparable(taus.values(), average)
+        if not games:
+            continue
         shares = {tau: _shares(method, games, average) for tau, method in taus.items()}
-        words = (
-            f"Scores of {len(games)} games, each normalised by its average over all τ: 1 is as good as that average."
-        )
+        words = f"Scores of {plural(len(games), 'game')}, each normalised by its average over all τ: 1 is that average."
         title = f"Target encoder's average, {what} augmentation"
-        across, up = "constant τ of the moving average", "self-normalised score"
-        drawings.append(_mean_and_median(f"ema{suffix}", title, words, shares, across, up))
+        axes = "constant τ of the moving average", "self-normalised score"
+        drawings.append(_mean_and_median(f"ema{suffix}", title, words, shares, axes, _whole(taus.values())))
     return drawings
+
+
+def _comparable(methods: Iterable[Method], reference: Mapping[str, float]) -> list[str]:
+    """Return the games that all methods have, and whose reference is not random play itself."""
+    shared = set(reference).intersection(*(method.scores for method in methods))
+    chance = reference_scores("random")
+    return [game for game in game_names() if game in shared and reference[game] != chance[game]]
+
+
+def _whole(methods: Iterable[Method]) -> bool:
+    return all(method.complete for method in methods)
 
 
 def _shares(method: Method, games: Sequence[str], reference: Mapping[str, float]) -> list[float]:
@@ -248,26 +231,19 @@ def _shares(method: Method, games: Sequence[str], reference: Mapping[str, float]
 
 
 def _mean_and_median(
-    name: str, title: str, words: str, shares: Mapping[float, Sequence[float]], across: str, up: str
+    name: str, title: str, words: str, shares: Mapping[float, Sequence[float]], titles: tuple[str, str], whole: bool
 ) -> Drawing:
-    figure, axes = _axes(5.2, 3.2)
+    figure, axes = one_panel(3.4)
     places = sorted(shares)
-    axes.plot(range(len(places)), [fmean(shares[place]) for place in places], label="mean", **style(0))
-    axes.plot(range(len(places)), [median(shares[place]) for place in places], label="median", **style(1))
+    lines = list[Artist]()
+    lines += axes.plot([fmean(shares[place]) for place in places], label="mean", **style(0, whole))
+    lines += axes.plot([median(shares[place]) for place in places], label="median", **style(1, whole))
     axes.set_xticks(range(len(places)), [f"{place:g}" for place in places], fontsize=8)
-    axes.set_xlabel(across)
-    axes.set_ylabel(up)
+    axes.set_xlabel(titles[0])
+    axes.set_ylabel(titles[1])
     axes.grid(axis="y", linewidth=0.4)
-    axes.legend(frameon=False, fontsize=8)
-    return _drawing(name, title, words, figure)
-
-
-def _curve(axes: Axes, runs: Sequence[Sequence[tuple[int, float]]], look: dict[str, Any], label: str) -> None:
-    """Draw runs where all of them have a point."""
-    steps = sorted(set.intersection(*({step for step, _ in run} for run in runs)))
-    values = np.array([[dict(run)[step] for step in steps] for run in runs])
-    axes.plot(steps, values.mean(0), label=label, linewidth=1.2, **look)
-    axes.fill_between(steps, values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0)
+    legend_outside(figure, lines if whole else [*lines, key(LACKING, complete=False, marker="o")])
+    return drawing(name, title, words, figure)
 
 
 def _band(
@@ -276,25 +252,3 @@ def _band(
     found = stats.replicates(lambda again: stats.profile(again, thresholds), scores, draws=draws, random=random)
     low, high = np.quantile(found, [0.025, 0.975], axis=0)
     return low, high
-
-
-def _label(method: Method) -> str:
-    if len(method.scores) < len(game_names()):
-        return f"{method.name} ({len(method.scores)} of 26 games)"
-    return method.name if method.complete else f"{method.name} (runs missing)"
-
-
-def _axes(width: float, height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8)
-    axes.xaxis.label.set_fontsize(9)
-    axes.yaxis.label.set_fontsize(9)
-    return figure, axes
-
-
-def _drawing(name: str, title: str, words: str, figure: Figure) -> Drawing:
-    data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=_DPI, metadata={"Software": None})
-    return Drawing(name, title, words, data.getvalue())

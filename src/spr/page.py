@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, StrictUndefined
 
 from spr import __version__
-from spr.figures import Drawing
 from spr.results import Record
+from spr.sections import Section
 from spr.tables import Table
 
 
@@ -19,10 +19,8 @@ class Contents(NamedTuple):
     summary: str
     left_out: Sequence[str]
     notes: Sequence[str]
-    tables: Sequence[Table]
-    drawings: Sequence[Drawing]
-    missing: Sequence[str]  # figures that could not be drawn, and why
-    others: Sequence[Table]  # of other protocols
+    sections: Sequence[Section]  # one for each protocol
+    about: Sequence[Table]  # the runs of all protocols
     records: Sequence[Record]
 
 

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib import rc_context
 
-from spr import figures, runs, tables
+from spr import figures, runs, sections, tables
+from spr.curves import NEEDS, curves
+from spr.drawing import Drawing
 from spr.errors import UserError, plural
-from spr.figures import Drawing
 from spr.page import Contents, page
 from spr.results import BENCHMARK, Reading, Record, read, with_equal_games
+from spr.sections import Section
 from spr.tables import Method, Table, methods_of
 
 DRAWS = 50_000  # replicates of a bootstrap
@@ -33,39 +36,46 @@ def write(paths: Sequence[Path], out: Path, draws: int = DRAWS) -> Report:
         raise UserError(f"{out} is a file: choose a folder")
     reading = read(paths)
     contents = _contents(reading, draws)
-    files = {out / "index.html": page(contents).encode()}
-    files |= {out / f"{drawing.name}.png": drawing.png for drawing in contents.drawings}
-    files |= {out / f"{table.name}.csv": _csv(table) for table in [*contents.tables, *contents.others]}
+    files = {out / "index.html": page(contents).encode(errors="replace")}
+    shown = [*(table for section in contents.sections for table in section.tables), *contents.about]
+    files |= {out / f"{table.name}.csv": _csv(table) for table in shown}
+    files |= {out / f"{drawing.name}.png": drawing.png for part in contents.sections for drawing in part.drawings}
     files[out / "runs.csv"] = _csv(tables.all_runs(reading.records))
     for path, data in files.items():
         runs.write_if_changed(path, data)
-    return Report(list(files), reading.left_out, reading.notes)
+    return Report(list(files), reading.left_out, list(contents.notes))
 
 
 def _contents(reading: Reading, draws: int) -> Contents:
     random = np.random.default_rng(_SEED)
     records = reading.records
-    ours = with_equal_games([record for record in records if record.protocol == BENCHMARK])
-    methods = methods_of(ours)
-    made, drawings, missing = [], list[Drawing](), list[str]()
-    if methods:
-        made = [tables.aggregates(methods, draws, random), *tables.same_games(methods)]
-        made += [tables.per_game(methods, draws, random)]
-        drawings, missing = _drawings(ours, methods, draws, random)
-    else:
-        missing = [f"all of them: no run followed the protocol of {BENCHMARK} on one of its games"]
-    others = []
-    names = [name for name in dict.fromkeys(record.protocol for record in records) if name != BENCHMARK]
-    for number, name in enumerate(names, start=1):
-        mine = methods_of([record for record in records if record.protocol == name])
-        others.append(tables.other_games(f"other_{number}", name, mine, draws, random))
+    notes = list(reading.notes)
+    parts = []
+    # Names come from files: a dollar in one is a dollar, not the beginning of a formula.
+    with rc_context({"text.parse_math": False}):
+        if ours := [record for record in records if record.protocol == BENCHMARK]:
+            parts.append(_benchmark(with_equal_games(ours), draws, random))
+        else:
+            notes.append(f"no run followed the protocol of {BENCHMARK}: nothing is compared with published figures")
+        names = [name for name in dict.fromkeys(record.protocol for record in records) if name != BENCHMARK]
+        for number, name in enumerate(names, start=1):
+            mine = [record for record in records if record.protocol == name]
+            parts.append(sections.other(number, name, mine, draws, random))
     games, seeds = len({r.game for r in records}), len({r.seed for r in records})
     kinds = len({r.method for r in records})
     summary = (
         f"{plural(len(records), 'run')}: {plural(kinds, 'method')}, {plural(games, 'game')}, {plural(seeds, 'seed')}."
     )
-    made.append(tables.wall_clock(records))
-    return Contents(summary, reading.left_out, reading.notes, made, drawings, missing, others, records)
+    about = [*tables.differences(records), tables.wall_clock(records)]
+    return Contents(summary, reading.left_out, notes, parts, about, records)
+
+
+def _benchmark(records: Sequence[Record], draws: int, random: np.random.Generator) -> Section:
+    """Return what there is of the benchmark, beside published figures."""
+    methods = methods_of(records)
+    made = [tables.aggregates(methods, draws, random), *tables.same_games(methods)]
+    made += [tables.per_game(methods, draws, random)]
+    return Section("atari_100k", BENCHMARK, [], made, *_drawings(records, methods, draws, random))
 
 
 def _drawings(
@@ -79,7 +89,7 @@ def _drawings(
             figures.improvement(main, draws, random),
             "two methods with a game in common",
         ),
-        "Learning curves": (figures.curves(records, main), "the runs' metrics.jsonl beside their results"),
+        "Learning curves": (curves(records, main), NEEDS),
         "Prediction depth": (figures.depth(methods), "two or more of spr_k1, spr_k2, ... with games in common"),
     }
     missing = [f"{title}: needs {needs}" for title, (found, needs) in wanted.items() if found is None]
@@ -92,4 +102,4 @@ def _drawings(
 def _csv(table: Table) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(table.csv())
-    return text.getvalue().encode()
+    return text.getvalue().encode(errors="replace")

@@ -9,12 +9,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spr.config import Config, fields, from_dict
+from spr import runs
+from spr.config import Config, from_dict
 from spr.errors import UnusableError, UserError
 from spr.games import normalised, published_rom, unlike_published
-from spr.methods import PRESETS, PROTOCOL_FIELDS, current_name, is_atari_100k, preset_config
+from spr.naming import Change, Kind, changes_of, kind_of, short_names
+from spr.methods import PROTOCOL_FIELDS, current_name, is_atari_100k
 
 _LARGEST = 2**24  # bytes of a file that is read; real ones have a few thousand
+_LARGEST_NUMBER = 1e100  # larger ones can't be averaged or drawn
+_LONGEST = 200  # characters of a name
 _NUMBERS = ("train_seconds", "eval_seconds", "agents_together", "steps")
 _SHOWN_AS = {"agents_together": "fleet_size"}  # its name in files
 _TEXTS = ("preset", "game", "version", "device", "precision")
@@ -25,11 +29,13 @@ class Record(NamedTuple):
 
     path: Path
     preset: str
-    method: str  # the preset, and what was changed of it
+    method: str  # a short name: the same for runs of one preset with the same changes
+    changes: tuple[Change, ...]  # of the preset
     game: str
     seed: int
     episodes: tuple[float, ...]
     score: float
+    random_score: float | None  # a random agent's, measured beside the run where none is published
     protocol: str  # a name for people: the same for runs that may be compared
     rules: dict[str, Any]  # the protocol in full
     config: Config
@@ -68,29 +74,48 @@ def read(paths: Sequence[Path]) -> Reading:
                 records.append(_record(file))
             except UnusableError as problem:
                 left_out.append(f"{file}: {problem}")
+        left_out += _unfinished(path)
     if not records:
         raise UserError("no finished runs: " + "; ".join(left_out[:3]) + ("; ..." if len(left_out) > 3 else ""))
-    named, notes = _protocols(records)
+    named, notes = _protocols(_named(records))
     kept, doubled = _without_doubles(named)
     return Reading(kept, left_out + doubled, notes + _unlike(kept))
 
 
+def _unfinished(path: Path) -> list[str]:
+    """Say which runs have begun and have no result, a line for each game."""
+    begun: dict[Path, list[str]] = {}
+    for folder in sorted(file.parent for file in path.rglob("config.json")):
+        if not (folder / "result.json").exists() and (folder / "metrics.jsonl").exists():
+            begun.setdefault(folder.parent, []).append(folder.name)
+    return [f"{game}: no result yet (unfinished or diverged): {', '.join(names)}" for game, names in begun.items()]
+
+
+def _named(records: Sequence[Record]) -> list[Record]:
+    """Give each run the name of its method."""
+    kinds = [kind_of(record.preset, record.changes) for record in records]
+    folders: dict[Kind, set[str]] = {}
+    for kind, record in zip(kinds, records, strict=True):
+        folders.setdefault(kind, set()).add(_folder_name(record))
+    names = short_names(folders)
+    return [
+        record._replace(method=names[kind] + (PUBLISHED_ROMS if record.published_roms else ""))
+        for kind, record in zip(kinds, records, strict=True)
+    ]
+
+
+def _folder_name(record: Record) -> str:
+    """Return the name of the folder that a run shares with others of its method; nothing if it was moved elsewhere."""
+    path = record.path.absolute()
+    name = path.parent.parent.name
+    as_made = path == runs.folder(path.parent.parent.parent, name, record.game, record.seed)
+    return name if as_made else ""
+
+
 def _record(file: Path) -> Record:
     data = _json(file)
-    for name in _TEXTS:
-        if not isinstance(data.get(name), str):
-            raise UnusableError(f"its '{name}' is not a string")
-    for name in (*_NUMBERS, "score"):
-        if not _number(data.get(name)):
-            raise UnusableError(f"its '{name}' is not a finite number")
-    if type(data.get("seed")) is not int or not isinstance(data.get("protocol"), dict):
-        raise UnusableError("its seed is not a whole number, or its protocol is missing")
-    episodes = data.get("episodes")
-    if not isinstance(episodes, list) or not episodes or not all(map(_number, episodes)):
-        raise UnusableError("its episodes are not all finite numbers")
-    mean = sum(episodes) / len(episodes)
-    if not math.isclose(mean, data["score"], rel_tol=1e-9, abs_tol=1e-9):
-        raise UnusableError(f"its score {data['score']} is not the mean of its episodes, {mean}")
+    _check(data)
+    chance = data.get("random_score")
     try:
         config = from_dict(data["config"])
     except (UserError, TypeError, ValueError, KeyError, AttributeError) as error:
@@ -100,11 +125,13 @@ def _record(file: Path) -> Record:
     return Record(
         path=file.parent,
         preset=preset,
-        method=_method(preset, data["game"], config) + (PUBLISHED_ROMS if published else ""),
+        method="",
+        changes=changes_of(preset, data["game"], config),
         game=data["game"],
         seed=data["seed"],
-        episodes=tuple(map(float, episodes)),
+        episodes=tuple(map(float, data["episodes"])),
         score=float(data["score"]),
+        random_score=None if chance is None else float(chance),
         protocol="",
         rules=data["protocol"],
         config=config,
@@ -112,6 +139,29 @@ def _record(file: Path) -> Record:
         published_roms=published,
         curve=_curve(file.with_name("metrics.jsonl")),
     )
+
+
+def _check(data: dict[str, Any]) -> None:
+    """Refuse a result that lacks what a report shows, or says it in another way."""
+    for name in _TEXTS:
+        if not isinstance(data.get(name), str):
+            raise UnusableError(f"its '{name}' is not a string")
+        if not data[name].isprintable() or len(data[name]) > _LONGEST:
+            raise UnusableError(f"its '{name}' is not a line of at most {_LONGEST} printable characters")
+    measured = ("random_score",) if data.get("random_score") is not None else ()
+    for name in (*_NUMBERS, "score", *measured):
+        if not _number(data.get(name)):
+            raise UnusableError(f"its '{name}' is not a finite number")
+    if data["agents_together"] < 1:
+        raise UnusableError("its 'agents_together' is less than 1")
+    if type(data.get("seed")) is not int or not isinstance(data.get("protocol"), dict):
+        raise UnusableError("its seed is not a whole number, or its protocol is missing")
+    episodes = data.get("episodes")
+    if not isinstance(episodes, list) or not episodes or not all(map(_number, episodes)):
+        raise UnusableError("its episodes are not all finite numbers")
+    mean = sum(episodes) / len(episodes)
+    if not math.isclose(mean, data["score"], rel_tol=1e-9, abs_tol=1e-9):
+        raise UnusableError(f"its score {data['score']} is not the mean of its episodes, {mean}")
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -127,20 +177,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _method(preset: str, game: str, config: Config) -> str:
-    """Name a method: a preset, or one with changes, which is another method."""
-    if preset not in PRESETS:
-        return f"{preset} (not a preset here)"
-    usual = preset_config(preset, game)
-    changed = [
-        f"{entry.name}={config.value(entry.name)}"
-        for entry in fields()
-        if entry.name not in PROTOCOL_FIELDS and config.value(entry.name) != usual.value(entry.name)
-    ]
-    return f"{preset} [{', '.join(changed)}]" if changed else preset
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST_NUMBER
 
 
 def _with_published_rom(game: str, rom: str | None) -> bool:
@@ -183,7 +220,7 @@ def _protocols(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
         config = record.config
         played = record.rules.get("name") in ("atari-100k", "atari")
         benchmark = played and is_atari_100k(record.preset, record.game, config)
-        # Every game has a ROM of its own; a published one makes another method (see `_method`).
+        # Every game has a ROM of its own; a published one makes another method (see `_named`).
         free = ("rom", *(("name", "evaluation_epsilon") if benchmark else ()))
         own = {name: value for name, value in record.rules.items() if name not in free}
         key = json.dumps([benchmark, own], sort_keys=True)
@@ -203,7 +240,9 @@ def _protocols(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
 def _protocol_name(record: Record, benchmark: bool, taken: set[str]) -> str:
     rules = record.rules
     steps, games, epsilon = (record.config.value(name) for name in PROTOCOL_FIELDS)
-    name = f"{rules.get('name', 'unknown')}, {steps:,} steps, {games} games, epsilon {epsilon}"
+    # Every game of Gymnasium has rules of its own, and is known by its id.
+    known = [text for text in (rules.get("name"), rules.get("id")) if isinstance(text, str) and text.isprintable()]
+    name = f"{' '.join(known) or 'unknown'}, {steps:,} steps, {games} games, epsilon {epsilon}"
     name = BENCHMARK if benchmark else name
     versions = (f"{name}, variant {number}" for number in range(2, 1000))
     return name if name not in taken else next(other for other in versions if other not in taken)

@@ -11,7 +11,7 @@ from spr import stats
 from spr.errors import plural
 from spr.games import game_names, normalise, reference_scores, reference_table
 from spr.methods import PRESETS
-from spr.results import Record
+from spr.results import PUBLISHED_ROMS, Record
 
 PUBLISHED = {  # columns of the paper's per-game table, with their names for people
     "simple": "SimPLe",
@@ -94,6 +94,8 @@ class Method(NamedTuple):
 
     name: str
     scores: Mapping[str, NDArray[np.float64]]
+    all_games: int = 26  # of a complete set
+    all_runs: int | None = None  # of each game in a complete set; None: as many as there are, equally many of each
 
     def human(self, games: Iterable[str] | None = None) -> list[NDArray[np.float64]]:
         """Return human-normalised scores, one array per game."""
@@ -105,22 +107,40 @@ class Method(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether all 26 games are there, with equally many runs each."""
-        return len(self.scores) == len(game_names()) and len({len(runs) for runs in self.scores.values()}) == 1
+        """Whether all games are there, with equally many runs each."""
+        counts = {len(runs) for runs in self.scores.values()}
+        return len(self.scores) == self.all_games and counts == {self.all_runs or max(counts)}
+
+    def label(self) -> str:
+        """Return the name, and if the set is incomplete how much of it there is."""
+        return self.name if self.complete else f"{self.name} ({self.part()})"
+
+    def part(self) -> str:
+        """Say how much of a complete set there is: games where some are missing, else runs."""
+        return self._games() if len(self.scores) < self.all_games else self._runs()
 
     def runs_text(self) -> str:
         """Say on how many games and runs a number rests."""
+        return f"{self._games()}, {self._runs()} each"
+
+    def _games(self) -> str:
+        few = f"{len(self.scores)} of " if len(self.scores) < self.all_games else ""
+        return few + plural(self.all_games, "game")
+
+    def _runs(self) -> str:
         counts = sorted({len(runs) for runs in self.scores.values()})
-        runs = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-        games = f"{len(self.scores)} of 26 games" if len(self.scores) < len(game_names()) else "26 games"
-        return f"{games}, {runs} {plural(counts[-1], 'run').split()[-1]} each"
+        few = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+        if self.all_runs and counts[0] < self.all_runs:
+            return f"{few} of {plural(self.all_runs, 'run')}"
+        return f"{few} {plural(counts[-1], 'run').split()[-1]}"
 
 
 def methods_of(records: Sequence[Record]) -> list[Method]:
     """Gather records of one protocol by method; methods in the order of the presets, games in the paper's."""
     places = list(PRESETS)
     known = {record.method: record.preset for record in records}
-    names = sorted(known, key=lambda name: (places.index(known[name]) if known[name] in PRESETS else len(places), name))
+    place = {name: places.index(preset) if preset in PRESETS else len(places) for name, preset in known.items()}
+    names = sorted(known, key=lambda name: (place[name], not name.startswith(known[name]), name))
     order = {game: i for i, game in enumerate(game_names())}
     found = []
     for name in names:
@@ -160,13 +180,6 @@ def per_game(methods: Sequence[Method], draws: int, random: np.random.Generator)
         "runs such an interval is too narrow. The best method of a row is in bold type."
     ]
     return Table("per_game", "Scores by game", columns, rows, notes)
-
-
-def other_games(name: str, protocol: str, methods: Sequence[Method], draws: int, random: np.random.Generator) -> Table:
-    """Return scores by game of a protocol that has no published figures."""
-    games = list(dict.fromkeys(game for method in methods for game in method.scores))
-    rows = [[Cell(game), *(_mean_cell(m.scores.get(game), draws, random) for m in methods)] for game in games]
-    return Table(name, protocol, ["game", *(method.name for method in methods)], rows)
 
 
 def aggregates(methods: Sequence[Method], draws: int, random: np.random.Generator) -> Table:
@@ -248,13 +261,28 @@ def wall_clock(records: Sequence[Record]) -> Table:
     return Table("wall_clock", "Time", columns, rows, notes)
 
 
+def differences(records: Sequence[Record]) -> list[Table]:
+    """Return a table of what names stand for that are not those of presets; nothing where there are none."""
+    rows = dict.fromkeys(
+        (record.method.removesuffix(PUBLISHED_ROMS), record.preset, *change)
+        for record in records
+        for change in record.changes
+    )
+    columns = ["method", "preset", "field", "value", "usual value"]
+    notes = ["Methods that are presets with changed values: each changed field, its value, and the preset's own."]
+    made = [[Cell(text) for text in row] for row in rows]
+    return [Table("methods", "What names stand for", columns, made, notes)] if made else []
+
+
 def all_runs(records: Sequence[Record]) -> Table:
     """Return a table with a row for every run."""
-    columns = ["protocol", "method", "game", "seed", "score", "human-normalised", "games"]
+    columns = ["protocol", "method", "game", "seed", "score", "human-normalised", "random agent", "games"]
     rows = []
     for r in records:
-        known = (r.protocol, r.method, r.game, r.seed, r.score, r.human, len(r.episodes), *r.about.values())
-        rows.append([*map(Cell, known), Cell(" ".join(f"{score:g}" for score in r.episodes))])
+        known = (r.protocol, r.method, r.game, r.seed, r.score, r.human, r.random_score, len(r.episodes))
+        rows.append(
+            [*map(Cell, known), *map(Cell, r.about.values()), Cell(" ".join(f"{score:g}" for score in r.episodes))]
+        )
     return Table("runs", "Runs", [*columns, *records[0].about, "episodes"], rows)
 
 
