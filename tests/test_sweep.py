@@ -352,7 +352,7 @@ def test_variants_with_names_live_side_by_side(whole, tmp_path, capsys):
     assert main(["train", "catch", "--out", str(out), "--resume", *CHANGES, *shallow]) == 0
     assert "finished already" in capsys.readouterr().out
     assert main(["report", str(out), "--out", str(tmp_path / "report")]) == 0
-    assert "learner.depth=1" in (tmp_path / "report" / "index.html").read_text()
+    assert "depth-1,spr,learner.depth,1,5\n" in (tmp_path / "report" / "methods.csv").read_text()
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "", "a/b", ".hidden", "logs", "two words"])

@@ -123,7 +123,10 @@ def _table(name: str, methods: Sequence[Method], scales: Mapping[str, Scale], fo
             }
             rows.append(cells)
     columns = [title for title in rows[0] if any(cells[title].value is not None for cells in rows)]
-    notes = ["Means over runs with the 95% bootstrap interval of the mean. The best method of a game is in bold type."]
+    notes = [
+        "Means over runs with the 95% bootstrap interval of the mean, which is too narrow with fewer than five runs. "
+        "The best method of a game is in bold type."
+    ]
     if not all(method.complete for method in methods):
         notes.append("Methods marked incomplete lack games or runs that others here have.")
     return Table(name, "Scores by game", columns, [[cells[title] for title in columns] for cells in rows], notes)
