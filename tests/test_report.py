@@ -371,6 +371,7 @@ def test_every_protocol_has_scores_and_learning_curves_normalised_by_what_is_kno
     assert [found[game]["relative to random"] for game in ("zero", "unknown")] == ["", ""]
     assert [found[game]["random agent"] for game in ("zero", "unknown")] == ["0.0", ""]
     assert float(found["boxing"]["human-normalised"]) == pytest.approx(0.5)
+    assert sections.Scale(1e-300, None).of(5.0) == 5.0  # what can't be told from 0 is not divided by
     page = (tmp_path / "out" / "index.html").read_text()
     assert page.count("Relative to random, where no human score exists: (score - random) / |random|") == 2
     assert page.count("Human-normalised: (score - random) / (human - random)") == 1

@@ -26,6 +26,9 @@ class Section(NamedTuple):
     missing: Sequence[str]  # figures that could not be drawn, and why
 
 
+_ZERO = 1e-9  # a score of this size or less is none to divide by
+
+
 class Scale(NamedTuple):
     """What a game's scores are measured by, as far as it is known."""
 
@@ -37,11 +40,11 @@ class Scale(NamedTuple):
         """What a score on this scale is called."""
         if self.human is not None:
             return "human-normalised"
-        return "relative to random" if self.random else "raw score"
+        return "relative to random" if self.random is not None and abs(self.random) > _ZERO else "raw score"
 
     def of(self, score: float) -> float:
         """Return a score on this scale; a raw one where there is none."""
-        if self.random is None or (self.human is None and self.random == 0):
+        if self.random is None or self.title == "raw score":
             return score
         size = abs(self.random) if self.human is None else self.human - self.random
         return (score - self.random) / size
