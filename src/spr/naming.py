@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from spr.config import Config, fields
-from spr.presets import PRESETS, PROTOCOL_FIELDS, current_name, preset_config
+from spr.methods import PRESETS, PROTOCOL_FIELDS, current_name, preset_config
 
 _MOST_CHANGES = 2  # that a name spells out
 # A folder's name that fits beside a curve, and that no name made here can equal.

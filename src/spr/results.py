@@ -13,8 +13,8 @@ from spr import runs
 from spr.config import Config, from_dict
 from spr.errors import UnusableError, UserError
 from spr.games import normalised, published_rom, unlike_published
-from spr.naming import Change, Kind, changes_of, kind_of, short_names
 from spr.methods import PROTOCOL_FIELDS, current_name, is_atari_100k
+from spr.naming import Change, Kind, changes_of, kind_of, short_names
 
 _LARGEST = 2**24  # bytes of a file that is read; real ones have a few thousand
 _LARGEST_NUMBER = 1e100  # larger ones can't be averaged or drawn
