@@ -281,13 +281,13 @@ def test_a_stopped_run_leaves_an_agent_that_can_be_played(number, tmp_path):
 
 
 def test_help_explains_every_option(capsys):
-    for command in ("train", "evaluate", "presets", "bench", "doctor"):
+    for command in ("train", "evaluate", "watch", "presets", "bench", "doctor"):
         with pytest.raises(SystemExit) as stop:
             main([command, "--help"])
         assert stop.value.code == 0
     shown = capsys.readouterr().out
     options = "--preset --seeds --steps --device --out --overwrite --set --episodes --seed --json --agents --game"
-    options += " --resume --checkpoint-every --precision"
+    options += " --resume --checkpoint-every --precision --live --fps"
     assert all(option in shown for option in options.split())
 
 

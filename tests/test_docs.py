@@ -48,12 +48,14 @@ def test_the_readmes_commands_run(tmp_path, monkeypatch, capsys):
             assert main([words[0], "catch", *words[options:], *quick, "--overwrite"]) == 0, words
         elif words[0] == "evaluate":
             assert main([words[0], words[1].replace("pong", "catch"), "--episodes", "1"]) == 0, words
+        elif words[0] == "watch":
+            assert main([words[0], words[1].replace("pong", "catch"), "--steps", "3"]) == 0, words
         elif words[0] in ("report", "doctor") or "--dry-run" in words:
             assert main(words) == 0, words
         else:
             continue
         done.append(words[0])
-    assert set(done) == {"train", "evaluate", "report", "sweep", "doctor"}
+    assert set(done) == {"train", "evaluate", "watch", "report", "sweep", "doctor"}
     assert (tmp_path / "report" / "index.html").is_file()
     assert "human" not in capsys.readouterr().err
 

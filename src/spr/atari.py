@@ -1,6 +1,7 @@
 """Owns Atari games: the protocol of Atari 100k, by ale-py's emulators."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from ale_py import ALEVectorInterface
 from numpy.typing import NDArray
 
 from spr.config import ObservationConfig
-from spr.environment import Frames, Step
+from spr.environment import Frames, Image, Step, to_image
 from spr.errors import UserError
 from spr.games import unlike_published
 from spr.roms import rom_checksum, rom_path
@@ -51,7 +52,8 @@ class Atari:
         # Room for all of the console's actions, whichever game is played: so an agent draws the same numbers in any
         # company, and one compiled update serves every game.
         self.num_actions = 18
-        self._game, self._actions = game, len(self._ale.get_action_set())
+        self.action_names = [action.name for action in self._ale.get_action_set()]
+        self._game, self._actions = game, len(self.action_names)
         self.own_actions: list[int] | None = [self._actions] * count
         self.deterministic = True
         checksum = rom_checksum(rom)
@@ -96,6 +98,61 @@ class Atari:
     def close(self) -> None:
         """Stop the emulator's threads."""
         self._ale = None
+
+
+class ShownAtari:
+    """One Atari game for an agent, and beside it the same game in a second emulator that people can look at.
+
+    What an emulator draws has no part in its game, so the same seed and actions give the same game in colour; every
+    step is compared. Frames for the agent could also be made of the coloured ones, but not exactly those it has learnt
+    from: the emulator takes gray from its own palette, and the brighter of two frames after that.
+    """
+
+    HEIGHT, WIDTH = 210, 160  # the console's own
+
+    def __init__(self, game: str, obs: ObservationConfig = _GRAY) -> None:
+        """Load the ROM twice."""
+        self._mine = Atari(game, 1, 1, obs)
+        self._colour = Atari(game, 1, 1, replace(obs, height=self.HEIGHT, width=self.WIDTH, channels=3))
+        self._picture = np.zeros((self.HEIGHT, self.WIDTH, 3), np.uint8)
+        self._game = game
+        self.num_actions, self.own_actions = self._mine.num_actions, self._mine.own_actions
+        self.action_names, self.protocols = self._mine.action_names, self._mine.protocols
+        self.deterministic, self.notice = self._mine.deterministic, self._mine.notice
+
+    def reset(self, seeds: Sequence[int]) -> Frames:
+        """Start the game in both."""
+        return self.restart([0], seeds)
+
+    def restart(self, places: Sequence[int], seeds: Sequence[int]) -> Frames:
+        """Start a new game in both."""
+        self._see(self._colour.restart(places, seeds))
+        return self._mine.restart(places, seeds)
+
+    def send(self, action: NDArray[np.int64]) -> None:
+        """Begin a step of both."""
+        self._mine.send(action)
+        self._colour.send(action)
+
+    def recv(self) -> Step:
+        """Wait for both."""
+        mine, shown = self._mine.recv(), self._colour.recv()
+        if any((a != b).any() for a, b in zip(mine[1:], shown[1:], strict=True)):
+            raise RuntimeError(f"two emulators of {self._game} did not play the same game")
+        self._see(shown.frame)
+        return mine
+
+    def picture(self) -> Image:
+        """Return the second emulator's last frame."""
+        return self._picture
+
+    def close(self) -> None:
+        """Stop both emulators' threads."""
+        self._mine.close()
+        self._colour.close()
+
+    def _see(self, frames: Frames) -> None:
+        self._picture = to_image(frames[0].transpose(1, 2, 0))
 
 
 def _channels_first(frames: NDArray[np.uint8]) -> Frames:

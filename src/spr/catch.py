@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spr.config import ObservationConfig
-from spr.environment import Frames, Step
+from spr.environment import Frames, Image, Step, to_image
 from spr.errors import UserError
 
 _GRAY = ObservationConfig()
@@ -29,6 +29,7 @@ class Catch:
             )
         self._obs = obs
         self.num_actions = 3
+        self.action_names = ["left", "stay", "right"]
         self.own_actions: list[int] | None = None
         self.deterministic = True
         self.notice = ""
@@ -72,6 +73,10 @@ class Catch:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def picture(self) -> Image:
+        """Return the first board."""
+        return to_image(self._draw()[0].transpose(1, 2, 0))
 
     def _new_game(self, i: int) -> None:
         self._played[i] = 0

@@ -9,11 +9,12 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
@@ -137,6 +138,34 @@ def read(folder: Path, step: int, specs: Specs) -> Checkpoint:
     if about.get("step") != step:
         raise UnusableError(f"it says that it is of step {about.get('step')}")
     return Checkpoint(step, {_new_name(name) if old else name: tensor for name, tensor in tensors.items()}, about)
+
+
+def read_row(folder: Path, step: int, name: str, size: int) -> Tensor:
+    """Read one row of numbers from the checkpoint of a step, for who needs no more; the whole file is verified.
+
+    What else a file holds depends on the device that it was written on; a row of weights does not.
+    """
+    path = path_of(folder, step)
+    if path.suffix == ".spr":
+        raise UnusableError("it is of version 0.7 or before, and can't be read in part")
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > _LARGEST_HEADER:
+                raise UnusableError("its header is damaged")
+            header, about = _header(file.read(length), old=False)
+            given = header["__metadata__"].pop("sha256", "")
+            with mmap(file.fileno(), 0, access=ACCESS_READ) as whole, memoryview(whole) as data:
+                if given != _checksum(header, data[8 + length :]):
+                    raise UnusableError("its checksum does not match its content")
+        if about.get("step") != step:
+            raise UnusableError(f"it says that it is of step {about.get('step')}")
+        _compare({name: header.get(name)}, {name: Spec((size,), torch.float32)})
+        with safe_open(path, "pt") as tensors:
+            row: Tensor = tensors.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise UnusableError(" ".join(str(error).split())) from error
+    return row
 
 
 def _header(text: bytes, old: bool) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -6,6 +6,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spr import __version__, bench, matching, plugins, report, runs, sharing
+from spr import __version__, bench, matching, plugins, report, runs, sharing, watch
 from spr.cluster import on_ray
 from spr.config import Config, fields, parse_override
-from spr.display import Display, StopRequest
+from spr.display import Bar, Display, StopRequest
 from spr.envs import family, known_games, make
 from spr.errors import UserError, did_you_mean, plural
 from spr.evaluation import Agents
@@ -93,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--json", action="store_true", help="print every score as JSON instead of a summary")
     evaluate.set_defaults(run=_evaluate)
 
+    _add_watch(commands)
     presets = commands.add_parser("presets", help="list the methods, or show one in full", description=_presets.__doc__)
     presets.add_argument("name", nargs="?", help="a preset to show in full, with the meaning of every value")
     presets.set_defaults(run=_presets)
@@ -187,6 +189,29 @@ def _add_train(commands: _Commands) -> None:
         help="change any value of the preset, such as learner.depth=3; 'spr presets NAME' explains them all",
     )
     train.set_defaults(run=_train)
+
+
+def _add_watch(commands: _Commands) -> None:
+    watch_ = commands.add_parser("watch", help="play a game and write it as a film", description=_watch.__doc__)
+    watch_.add_argument(
+        "folder", type=Path, metavar="RUN", help="a run's folder, also one that is still training, or an exported agent"
+    )
+    watch_.add_argument(
+        "--out", type=Path, metavar="FILE", help="a .mp4 or .gif file (default: GAME-seed-N.mp4 here; none with --live)"
+    )
+    watch_.add_argument("--seed", type=int, metavar="N", help="seed of the game (default: the run's own)")
+    watch_.add_argument(
+        "--steps",
+        type=int,
+        default=watch.LONGEST,
+        metavar="N",
+        help=f"the most to show of a game; each is a frame (default: {watch.LONGEST:,})",
+    )
+    watch_.add_argument("--fps", type=int, default=15, metavar="N", help="frames a second (default: 15, as Atari runs)")
+    watch_.add_argument("--live", action="store_true", help="open a window and show the game as it is played")
+    watch_.add_argument("--overwrite", action="store_true", help="replace a film that is already there")
+    watch_.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    watch_.set_defaults(run=_watch)
 
 
 def _add_sweep(commands: _Commands) -> None:
@@ -305,7 +330,7 @@ def _report(args: argparse.Namespace, console: Console) -> int:
     made = report.write(args.folders, args.out)
     for title, lines in (("left out", made.left_out), ("note", made.notes)):
         for line in lines:
-            console.print(f"{title}: {line}", highlight=False, soft_wrap=True, markup=False)
+            console.print(f"{title}: {line}", soft_wrap=True)
     console.print(f"{args.out / 'index.html'}, and {len(made.files) - 1} files beside", highlight=False, soft_wrap=True)
     return 0
 
@@ -343,6 +368,32 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
     )
     if run.step is not None and run.step < steps:
         console.print(f"an unfinished run: this agent has learnt for {run.step:,} of {steps:,} steps", highlight=False)
+    return 0
+
+
+def _watch(args: argparse.Namespace, console: Console) -> int:
+    """Play one game, the first of the evaluation, and write it as a film with what the agent thinks of every step."""
+    for name in ("steps", "fps"):
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name} takes a number of at least 1")
+    device = choose_device(args.device)
+    tune(device, choose_precision("auto", device))
+    with ExitStack() as opened:
+        agent = opened.enter_context(closing(watch.load(args.folder, device)))
+        run = agent.run
+        seed = run.seed if args.seed is None else _seeds([str(args.seed)])[0]
+        file = args.out or (None if args.live else Path(f"{runs.plain_name(run.game)}-seed-{seed}.mp4"))
+        shows = [opened.enter_context(watch.window(args.fps))] if args.live else []
+        shows += [] if file is None else [opened.enter_context(watch.writing(file, args.fps, args.overwrite))]
+        for line in agent.notes:
+            console.print(line, soft_wrap=True)
+        bar = opened.enter_context(Bar(console, "watching", args.steps, "frames"))
+        for moment in watch.film(agent, seed, args.steps, shows):
+            bar.show(moment.step, f"score {moment.score:,.6g}")
+    learnt = "" if run.step is None else f", after {run.step:,} of {run.config.schedule.steps:,} steps of learning"
+    console.print(
+        f"{file or run.game}: {plural(moment.step, 'frame')}, score {moment.score:,.6g}{learnt}", soft_wrap=True
+    )
     return 0
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 Frames = NDArray[np.uint8]  # [N, C, H, W]
 Flags = NDArray[np.bool_]  # [N]
+Image = NDArray[np.uint8]  # [H, W, 3]: colours for people
 
 
 class Step(NamedTuple):
@@ -49,6 +50,24 @@ class Envs(Protocol):
 
     def close(self) -> None:
         """Release what the environments hold."""
+
+
+class Shown(Envs, Protocol):
+    """One environment that also shows itself to people."""
+
+    @property
+    def action_names(self) -> list[str]:
+        """What its game's own actions are called."""
+
+    def picture(self) -> Image:
+        """Return what there is to see now, in the game's own size and colours."""
+
+
+def to_image(image: NDArray[np.uint8]) -> Image:
+    """Bring an image, [H, W] or [H, W, 1] gray or [H, W, 3] in colour, to [H, W, 3]; of other planes the brightest."""
+    image = image[..., None] if image.ndim == 2 else image
+    image = image if image.shape[2] in (1, 3) else image.max(2, keepdims=True)
+    return np.ascontiguousarray(np.broadcast_to(image, (*image.shape[:2], 3)))
 
 
 def seeds_for(seed: int, purpose: str, count: int) -> list[int]:

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spr import plugins
-from spr.atari import Atari
+from spr.atari import Atari, ShownAtari
 from spr.catch import Catch
 from spr.config import ObservationConfig
-from spr.environment import Envs, Frames, Step
+from spr.environment import Envs, Frames, Shown, Step
 from spr.errors import UserError, did_you_mean
 from spr.games import game_names
 from spr.gym_envs import Argument, Gymnasium, Maker
@@ -86,6 +86,17 @@ def make(
         or "; such as pong, breakout or ms_pacman ('spr games' lists them), and any Gymnasium id works too"
     )
     raise UserError(f"unknown game '{game}'{hint}")
+
+
+def make_shown(game: str, obs: ObservationConfig = _GRAY, arguments: Mapping[str, Argument] | None = None) -> Shown:
+    """Make one environment of a game that is played as `make` has it, and that also shows itself to people."""
+    if family(game) == "atari":
+        return ShownAtari(game, obs)
+    envs = make(game, 1, obs=obs, arguments=arguments)
+    assert isinstance(envs, Gymnasium | Catch)
+    if isinstance(envs, Gymnasium):
+        envs.draw()
+    return envs
 
 
 def make_each(

@@ -101,6 +101,16 @@ def play(config: Config, agents: Agents, epsilon: float | None = None) -> Iterat
             row.close()
 
 
+def stream(seed: int, number: int) -> np.random.Generator:
+    """Return the random numbers of a game, by its agent's seed and its own number."""
+    return np.random.default_rng([seed, number, *b"evaluate"])
+
+
+def exploration(rng: np.random.Generator, epsilon: float, actions: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Draw for a game's next steps whether each explores, and the action that it then takes."""
+    return rng.random(_BLOCK) < epsilon, rng.integers(actions, size=_BLOCK)
+
+
 def _most_left(logs: Sequence["_EpisodeLog"]) -> int | None:
     """Return the agent with the most steps left to play in games that have not started, if they are worth a row."""
     left = [log.steps_left for log in logs]
@@ -206,7 +216,7 @@ class _Row:
         self.frame = frame
 
     def _stream(self, number: int) -> np.random.Generator:
-        return np.random.default_rng([self._log.seed, number, *b"evaluate"])
+        return stream(self._log.seed, number)
 
     @property
     def ready(self) -> bool:
@@ -222,8 +232,7 @@ class _Row:
         """Act, epsilon-greedily; an emulator without a game plays on, and nothing of it counts."""
         own = (self.envs.own_actions or [self.envs.num_actions])[0]
         for i in np.flatnonzero(self._at == _BLOCK).tolist():
-            self._explores[i] = self._rng[i].random(_BLOCK) < self._log.epsilon
-            self._other[i] = self._rng[i].integers(own, size=_BLOCK)
+            self._explores[i], self._other[i] = exploration(self._rng[i], self._log.epsilon, own)
             self._at[i] = 0
         now = (np.arange(len(action)), self._at)
         self.envs.send(np.where(self._explores[now], self._other[now], action))

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from spr.config import ObservationConfig
-from spr.environment import Frames, Step
+from spr.environment import Frames, Image, Step, to_image
 from spr.errors import EnvironmentFault, UserError, plural
 from spr.plugins import where
 
@@ -62,7 +62,8 @@ class Gymnasium:
         """Make them by a function, or by their id; what can't be played is refused with what would make it fit."""
         arguments = dict(arguments or {})
         self._game, self._obs = game, obs
-        self._envs = _made(game, count, maker or partial(gymnasium.make, game), arguments)
+        self._maker, self._arguments = maker or partial(gymnasium.make, game), arguments
+        self._envs = _made(game, count, self._maker, arguments)
         space, images = self._envs[0].action_space, self._envs[0].observation_space
         if not isinstance(space, spaces.Discrete):
             raise UserError(
@@ -81,6 +82,36 @@ class Gymnasium:
         self.protocols = [rules] * count
         self._offset = int(space.start)
         self._action = np.zeros(count, np.int64)
+        self._last: Frames = np.zeros(obs.frame, np.uint8)  # that the first environment gave
+        self._draws = False
+
+    @property
+    def action_names(self) -> list[str]:
+        """What the environment calls its actions, or their numbers."""
+        meanings = getattr(self._envs[0].unwrapped, "get_action_meanings", None)
+        names = [] if meanings is None else [str(name) for name in meanings()]
+        numbers = [str(i + self._offset) for i in range(self.num_actions)]
+        return names if len(names) == len(numbers) else numbers
+
+    def draw(self) -> None:
+        """Make the environments again so that they draw pictures for people; not all can."""
+        given = self._arguments.get("render_mode", "rgb_array")
+        if given == "rgb_array" and "rgb_array" in self._envs[0].metadata.get("render_modes", ()):
+            try:
+                drawing = _made(self._game, len(self._envs), self._maker, {**self._arguments, "render_mode": given})
+            except UserError:  # a function of somebody's own need not know of it
+                return
+            self.close()
+            self._envs, self._draws = drawing, True
+
+    def picture(self) -> Image:
+        """Return the picture that the first environment draws for people, or else the frame that it gave."""
+        if not self._draws:
+            return to_image(self._last.transpose(1, 2, 0))
+        try:
+            return to_image(np.asarray(self._envs[0].render(), np.uint8))
+        except Exception as error:
+            raise self._fault(0, error) from error
 
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start every game from its own seed."""
@@ -125,7 +156,9 @@ class Gymnasium:
         wanted = self._envs[place].observation_space.shape
         if np.shape(image) != wanted:
             raise EnvironmentFault(place, f"'{self._game}' gave an image of shape {np.shape(image)}, not {wanted}")
-        return to_frame(np.asarray(image), self._obs, self._picture)
+        frame = to_frame(np.asarray(image), self._obs, self._picture)
+        self._last = frame if place == 0 else self._last
+        return frame
 
     def _fault(self, place: int, error: Exception) -> EnvironmentFault:
         said = " ".join(str(error).split())

@@ -78,8 +78,13 @@ def check_name(name: str | None) -> None:
 
 
 def folder(out: Path, name: str, game: str, seed: int) -> Path:
-    """Return where a run lives; a Gymnasium id's slashes and colons do not make folders."""
-    return out / name / game.replace("/", "_").replace(":", "_") / f"seed-{seed}"
+    """Return where a run lives."""
+    return out / name / plain_name(game) / f"seed-{seed}"
+
+
+def plain_name(game: str) -> str:
+    """Return a game's name as it may stand in a path: a Gymnasium id's slashes and colons do not make folders."""
+    return game.replace("/", "_").replace(":", "_")
 
 
 def protocol(run: Run) -> dict[str, Any]:
@@ -327,22 +332,40 @@ def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
         with safe_open(file, "pt") as agent:
             about = agent.metadata() or {}
             data = about | json.loads(read_text(path / "config.json") if path.is_dir() else about.get("spr", ""))
-            run = Run(
-                path,
-                current_name(data["preset"]),
-                data["game"],
-                int(data["seed"]),
-                from_dict(data["config"]),
-                data["environment"],
-                data.get("precision"),
-                int(data["step"]) if "step" in data else None,
-            )
-            _arguments_of(run.environment)
+            run = _described(path, data)
             _check_weights(agent, run.config, file.stat().st_size)
             weights = {name: agent.get_tensor(name) for name in agent.keys()}  # noqa: SIM118 - it is no mapping
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise UserError(f"{path} can't be read: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise _unreadable(path, error) from error
     return run, weights
+
+
+def describe(path: Path) -> Run:
+    """Read a run's description from its folder, whether its agent has been saved or not."""
+    if not (path / "config.json").is_file():
+        raise UserError(f"{path} has no config.json: {_FILES['config.json']}")
+    try:
+        return _described(path, json.loads(read_text(path / "config.json")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _described(path: Path, data: dict[str, Any]) -> Run:
+    _arguments_of(data["environment"])
+    return Run(
+        path,
+        current_name(data["preset"]),
+        data["game"],
+        int(data["seed"]),
+        from_dict(data["config"]),
+        data["environment"],
+        data.get("precision"),
+        int(data["step"]) if "step" in data else None,
+    )
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path} can't be read: {type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def read_text(path: Path) -> str:
