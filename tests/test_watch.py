@@ -383,7 +383,7 @@ def test_films_of_a_run_and_of_an_exported_agent_are_whole(tmp_path, monkeypatch
         (["run", "--out", "nowhere/film.mp4"], "there is no folder nowhere"),
         (["run", "--steps", "0"], "--steps takes a number of at least 1"),
         (["run", "--fps", "0"], "--fps takes a number of at least 1"),
-        (["run", "--seed", "-1"], "seeds must be between 0"),
+        (["run", "--seed", "-1"], "seeds are whole numbers and ranges"),
         (["run", "--device", "tpu"], "unknown device 'tpu'"),
         (["run", "--live"], "--live needs a display, and there is none here"),
         (["other"], "chooses between 3 actions, but breakout has 4"),
