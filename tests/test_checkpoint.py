@@ -417,7 +417,8 @@ def test_a_run_killed_again_and_again_ends_like_one_that_was_not(game, seeds, tm
     assert last.exitcode == 0, log.read_text()
     for seed in seeds:
         one, two = (runs.folder(tmp_path / where, "spr", game, seed) for where in ("whole", "killed"))
-        for name in ("agent.safetensors", "metrics.jsonl", "config.json"):
+        episodes = ["episodes.jsonl"] if game == "catch" else []  # no game of ms_pacman ends so soon
+        for name in ("agent.safetensors", "metrics.jsonl", *episodes, "config.json"):
             assert (one / name).read_bytes() == (two / name).read_bytes(), name
         last, like = (load(checkpoint.path_of(f, steps).read_bytes()) for f in (one, two))
         assert last.keys() == like.keys() >= {"priority", "generator", "first_moment"}

@@ -38,6 +38,7 @@ def test_a_whole_run_from_training_to_evaluation(tmp_path, capsys):
         assert sorted(p.name for p in folder.iterdir()) == [
             "agent.safetensors",
             "config.json",
+            "episodes.jsonl",
             "metrics.jsonl",
             "result.json",
             "times.jsonl",
@@ -276,7 +277,8 @@ def test_a_stopped_run_leaves_an_agent_that_can_be_played(number, tmp_path):
     assert "stopped after" in out
     folder = metrics.parent
     names = {p.name.split("-")[0] for p in folder.iterdir()}
-    assert names == {"agent.safetensors", "config.json", "metrics.jsonl", "times.jsonl", "checkpoint"}
+    logged = {"metrics.jsonl", "times.jsonl", "episodes.jsonl"}
+    assert names == {"agent.safetensors", "config.json", "checkpoint"} | logged
     assert main(["evaluate", str(folder), "--episodes", "1"]) == 0
 
 
@@ -287,7 +289,7 @@ def test_help_explains_every_option(capsys):
         assert stop.value.code == 0
     shown = capsys.readouterr().out
     options = "--preset --seeds --steps --device --out --overwrite --set --episodes --seed --json --agents --game"
-    options += " --resume --checkpoint-every --precision --live --fps"
+    options += " --resume --checkpoint-every --precision --live --fps --log --log-every --plugin --env-arg --runs"
     assert all(option in shown for option in options.split())
 
 

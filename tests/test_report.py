@@ -207,7 +207,7 @@ def test_files_of_earlier_versions_still_count_for_what_they_are(monkeypatch):
     def wanted(file, **changes):
         data = json.loads(file.read_text())
         config = from_dict(data["config"]).override(changes)
-        return matching.Wanted(data["preset"], data["game"], data["seed"], config, "bf16", exactly=True)
+        return matching.Wanted(data["preset"], data["game"], data["seed"], config, "bf16", exactly=True, log_every=1)
 
     for file in found:
         assert matching.finished_as(file.parent, wanted(file))

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spr import __version__, bench, matching, plugins, report, runs, sharing, watch
+from spr import __version__, bench, loggers, matching, plugins, report, runs, sharing, watch
 from spr.cluster import on_ray
 from spr.config import Config, fields, parse_override
 from spr.display import Bar, Display, StopRequest
@@ -188,6 +188,7 @@ def _add_train(commands: _Commands) -> None:
         metavar="FIELD=VALUE",
         help="change any value of the preset, such as learner.depth=3; 'spr presets NAME' explains them all",
     )
+    _add_logging(train)
     train.set_defaults(run=_train)
 
 
@@ -247,6 +248,7 @@ def _add_sweep(commands: _Commands) -> None:
     sweep_.add_argument("--engine", choices=("local", "ray"), default="local", help="this machine, or a Ray cluster")
     sweep_.add_argument("--address", help="the Ray cluster's (default: the one Ray finds, or a new one here)")
     sweep_.add_argument("--dry-run", action="store_true", help="print the plan with its expected time and memory")
+    _add_logging(sweep_)
     sweep_.set_defaults(run=_sweep)
 
 
@@ -260,6 +262,15 @@ def _add_env_arg(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_logging(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--log", nargs="+", default=[], metavar="NAME", help="also log to tensorboard, wandb (default: files only)"
+    )
+    command.add_argument(
+        "--log-every", type=int, metavar="N", help="steps between two rows of metrics (default: 100 rows in a run)"
+    )
+
+
 def _train(args: argparse.Namespace, console: Console) -> int:
     """Train one agent per game and seed, play the evaluation's games, and store everything under OUT/NAME/GAME/."""
     changes = dict(parse_override(text) for text in args.set)
@@ -269,6 +280,8 @@ def _train(args: argparse.Namespace, console: Console) -> int:
         raise UserError("--resume goes on with a run and --overwrite starts it again: choose one")
     if args.checkpoint_every < 0:
         raise UserError("--checkpoint-every takes a number of steps, or 0 for none")
+    if args.log_every is not None and args.log_every < 1:
+        raise UserError("--log-every takes a number of at least 1")
     runs.check_name(args.name)
     device = choose_device(args.device)
     precision = choose_precision(args.precision, device)
@@ -285,15 +298,16 @@ def _train(args: argparse.Namespace, console: Console) -> int:
         checkpoint_every=args.checkpoint_every,
         name=args.name,
         exactly=args.precision != "auto",
+        log_every=args.log_every,
     )
-    with StopRequest() as stop, Display(console) as display:
-        consumer = to_all(display, write_metrics)
+    with StopRequest() as stop, Display(console) as display, loggers.make(args.log, args.out) as logger:
+        consumer = to_all(display, write_metrics, logger)
         return run_training(job, consumer, stop.check, resume_runs=args.resume, overwrite=args.overwrite)
 
 
 def _sweep(args: argparse.Namespace, console: Console) -> int:
     """Train every method on every game with every seed, in fleets; finished runs are skipped, others go on."""
-    for name, least in (("runs", 1), ("agents", 1), ("together", 1), ("checkpoint_every", 0)):
+    for name, least in (("runs", 1), ("agents", 1), ("together", 1), ("checkpoint_every", 0), ("log_every", 1)):
         value = getattr(args, name)
         if value is not None and value < least:
             raise UserError(f"--{name.replace('_', '-')} takes a number of at least {least}")
@@ -316,7 +330,10 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
         exactly=args.precision != "auto",
         arguments=tuple(args.env_arg),
         plugins=plugins.names(),
+        log_every=args.log_every,
+        loggers=tuple(args.log),
     )
+    loggers.check(args.log)
     seeds = _seeds(args.seeds or ["0-9"]) if args.runs is None else range(args.runs)
     jobs = plan(args.presets, games, seeds, settings, largest, args.together if here else None)
     if args.dry_run:

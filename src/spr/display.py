@@ -136,7 +136,7 @@ class Display:
                 self._close()
                 self._console.print(_summary(results))
                 self._line(f"stored under {out}")
-            case events.Metrics():
+            case events.Metrics() | events.EpisodeEnded() | events.Scored():
                 pass
 
     def _line(self, text: str) -> None:

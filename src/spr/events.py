@@ -1,6 +1,6 @@
 """Owns what a runner tells about its work: events, which a progress bar, files and loggers consume."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,9 +42,10 @@ class Restarted(NamedTuple):
 
 
 class TrainingBegins(NamedTuple):
-    """The training loop starts or resumes."""
+    """The training loop starts or resumes; the files of its runs hold what came before."""
 
     total: int
+    runs: Sequence[Run]
 
 
 class Compiling(NamedTuple):
@@ -63,6 +64,13 @@ class Metrics(NamedTuple):
     run: Run
     row: dict[str, Any]
     seconds: float  # of training so far
+
+
+class EpisodeEnded(NamedTuple):
+    """A run has finished an episode while training."""
+
+    run: Run
+    row: dict[str, Any]  # step, score (the raw return) and length
 
 
 class Diverged(NamedTuple):
@@ -92,8 +100,15 @@ class Evaluated(NamedTuple):
     total: int
 
 
+class Scored(NamedTuple):
+    """The result of one run is stored."""
+
+    run: Run
+    result: dict[str, Any]
+
+
 class Finished(NamedTuple):
-    """The results are stored."""
+    """All results are stored."""
 
     out: Path
     results: list[dict[str, Any]]
@@ -109,10 +124,12 @@ Event = (
     | Compiling
     | Stepped
     | Metrics
+    | EpisodeEnded
     | Diverged
     | Failed
     | Stopped
     | Evaluated
+    | Scored
     | Finished
 )
 Consumer = Callable[[Event], None]
@@ -129,6 +146,9 @@ def to_all(*consumers: Consumer) -> Consumer:
 
 
 def write_metrics(event: Event) -> None:
-    """Write metrics to the files of their run: a consumer."""
-    if isinstance(event, Metrics):
-        runs.log(event.run, event.row, event.seconds)
+    """Write metrics and episodes to the files of their run: a consumer."""
+    match event:
+        case Metrics(run, row, seconds):
+            runs.log(run, row, seconds)
+        case EpisodeEnded(run, row):
+            runs.log_episode(run, row)

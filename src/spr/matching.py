@@ -13,6 +13,7 @@ from spr.gym_envs import Argument
 from spr.methods import current_name
 from spr.roms import rom_of
 from spr.runs import Run, description, read_text
+from spr.training import row_interval
 
 
 class Wanted(NamedTuple):
@@ -24,6 +25,7 @@ class Wanted(NamedTuple):
     config: Config
     precision: str
     exactly: bool  # whether a finished run counts only if it was made with this precision
+    log_every: int  # steps between two rows of metrics; a finished run counts whatever its rows are
     arguments: Mapping[str, Argument] = MappingProxyType({})  # of its environment
 
 
@@ -33,7 +35,7 @@ def finished_as(path: Path, wanted: Wanted) -> bool:
     rules, precision = rom_of(wanted.game) | _with_text(wanted.arguments), {"precision": wanted.precision}
     if _holds(path, "result.json", asked | {"protocol": rules} | (precision if wanted.exactly else {})):
         return True
-    _holds(path, "config.json", asked | {"environment": rules} | precision)
+    _holds(path, "config.json", asked | {"environment": rules, "log_every": wanted.log_every} | precision)
     return False
 
 
@@ -44,7 +46,9 @@ def _holds(path: Path, name: str, asked: Mapping[str, Any]) -> bool:
     """
     try:
         data = json.loads(read_text(path / name))
-        made = data | {"config": from_dict(data["config"]), "preset": current_name(data["preset"])}
+        config = from_dict(data["config"])
+        usual = {"log_every": row_interval(config, None)}  # of versions that do not name it
+        made = usual | data | {"config": config, "preset": current_name(data["preset"])}
         rom = ale_rom(data["game"])
         for rules in ("environment", "protocol"):
             if rules in made:

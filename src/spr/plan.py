@@ -21,6 +21,7 @@ from spr.gym_envs import parse_arguments
 from spr.hardware import device_name
 from spr.methods import preset_config
 from spr.runner import Member
+from spr.training import row_interval
 
 T = TypeVar("T")
 
@@ -67,6 +68,8 @@ class Settings:
     exactly: bool = False  # whether finished runs count only if they were made with this precision
     arguments: tuple[str, ...] = ()  # NAME=VALUE of environments, as on the command line
     plugins: tuple[str, ...] = ()  # modules, as on the command line
+    log_every: int | None = None  # steps between two rows of metrics; None: a hundred rows in a run
+    loggers: tuple[str, ...] = ()
 
     def config(self, preset: str, game: str) -> Config:
         """Return the configuration of a method's runs on a game."""
@@ -79,8 +82,8 @@ class Settings:
     def finished(self, job: Job, member: Member) -> bool:
         """Say whether one of its runs has its result; a run with other settings in its folder is refused."""
         config = self.config(job.preset, member.game)
-        given = parse_arguments(self.arguments)
-        wanted = matching.Wanted(job.preset, *member, config, self.precision, self.exactly, given)
+        every, given = row_interval(config, self.log_every), parse_arguments(self.arguments)
+        wanted = matching.Wanted(job.preset, *member, config, self.precision, self.exactly, every, given)
         return matching.finished_as(self.folder(job, member), wanted)
 
     def steps_done(self, job: Job) -> float | None:
@@ -107,7 +110,10 @@ class Settings:
         changed += [part for text in self.arguments for part in ("--env-arg", text)]
         changed += [part for module in self.plugins for part in ("--plugin", module)]
         named = ["--name", self.name] if self.name else []
-        return ["train", *job.games, "--preset", job.preset, *named, "--seeds", *seeds, *where, *kept, *changed]
+        rows = ["--log-every", str(self.log_every)] if self.log_every else []
+        logged = [*(["--log", *self.loggers] if self.loggers else []), *rows]
+        order = ["train", *job.games, "--preset", job.preset, *named, "--seeds", *seeds]
+        return [*order, *where, *kept, *logged, *changed]
 
 
 class Cost(NamedTuple):

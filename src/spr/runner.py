@@ -25,7 +25,7 @@ from spr.games import normalised
 from spr.gym_envs import Argument
 from spr.hardware import device_name, free_unused, product_dtype
 from spr.runs import Run
-from spr.training import StepInfo, Training
+from spr.training import StepInfo, Training, row_interval
 
 INTERRUPTED = 130
 FAILED = 1
@@ -54,6 +54,7 @@ class TrainJob:
     exactly: bool = False  # whether finished runs count only if they were made with this precision
     arguments: Mapping[str, Argument] = field(default_factory=dict)  # of its environments
     plugins: tuple[str, ...] = ()  # modules that were named, for the record
+    log_every: int | None = None  # steps between two rows of metrics; None: a hundred rows in a run
 
     @property
     def members(self) -> list[Member]:
@@ -67,12 +68,15 @@ class TrainJob:
     def run(self, member: Member, environment: dict[str, Any]) -> Run:
         """Return an agent's run."""
         config = self.configs[member.game]
-        return Run(self.folder(member), self.preset, *member, config, environment, self.precision, None, self.plugins)
+        every = row_interval(config, self.log_every)
+        folder = self.folder(member)
+        return Run(folder, self.preset, *member, config, environment, self.precision, None, self.plugins, every)
 
     def finished(self, member: Member) -> bool:
         """Say whether an agent's run has its result; a run with other settings in its folder is refused."""
         config = self.configs[member.game]
-        wanted = matching.Wanted(self.preset, *member, config, self.precision, self.exactly, self.arguments)
+        every = row_interval(config, self.log_every)
+        wanted = matching.Wanted(self.preset, *member, config, self.precision, self.exactly, every, self.arguments)
         return matching.finished_as(self.folder(member), wanted)
 
 
@@ -217,7 +221,7 @@ def _train_fleet(
         mine = [job.run(member, rules) for member, rules in zip(members, envs.protocols, strict=True)]
         seeds = [member.seed for member in members]
         fleet = assemble(config, envs, seeds, job.device, product_dtype(job.precision))
-        training = Training(fleet)
+        training = Training(fleet, job.log_every)
         begun = [run for run in mine if resume_runs and matching.begun(run)]
         saved = _latest(training, mine, tell) if len(begun) == len(mine) else []
         if not saved:
@@ -312,7 +316,7 @@ def _train(
         writer.write(list(saved), list(saved.values()))
 
     try:
-        tell(events.TrainingBegins(schedule.steps))
+        tell(events.TrainingBegins(schedule.steps, mine))
         if compiles and schedule.learning_starts <= training.step < schedule.steps:
             tell(events.Compiling())
         for info in training.run():
@@ -335,10 +339,13 @@ def _train(
 
 
 def _tell_of_runs(training: Training, mine: Sequence[Run], info: StepInfo, seconds: float, tell: Consumer) -> None:
-    """Tell what a step brought for single runs: that one has diverged, and rows of metrics."""
+    """Tell what a step means for single runs: who has diverged, and of all others episodes and metrics."""
     for i in info.diverged:
         checkpoint.write(mine[i].path, resume.diverged_update(training, i), runs.DIVERGED_UPDATE)
         tell(events.Diverged(mine[i], runs.save_diverged(mine[i], training.diverged[i])))
+    for i, score, length in info.episodes:
+        if i not in training.diverged:
+            tell(events.EpisodeEnded(mine[i], {"step": info.step, "score": score, "length": length}))
     for i, row in enumerate(info.rows or []):
         if i not in training.diverged:
             tell(events.Metrics(mine[i], row, seconds))
@@ -372,7 +379,11 @@ def _evaluate(job: TrainJob, trained: _Trained, tell: Consumer, stop: Callable[[
     if unpublished := [i for i, game in enumerate(games) if normalised(game, 0.0) is None]:
         for i, scores in zip(unpublished, scores_of(unpublished, epsilon=1.0), strict=True):
             extra[i] = {"random_score": sum(scores) / len(scores)}
-    return [runs.save_result(run, e, measured | x) for run, e, x in zip(trained.runs, episodes, extra, strict=True)]
+    results = []
+    for run, scores, more in zip(trained.runs, episodes, extra, strict=True):
+        results.append(runs.save_result(run, scores, measured | more))
+        tell(events.Scored(run, results[-1]))
+    return results
 
 
 def evaluate_agents(config: Config, agents: Agents, tell: Consumer, epsilon: float | None = None) -> list[list[float]]:

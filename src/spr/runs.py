@@ -1,7 +1,7 @@
 """Owns a run's folder: configuration, metrics, weights and result, each file replaced whole or not at all.
 
-A run lives in OUT/NAME/GAME/seed-N, where the name is the preset's, or one given to a variant of it. Only
-`metrics.jsonl` grows, line by line.
+A run lives in OUT/NAME/GAME/seed-N, where the name is the preset's, or one given to a variant of it. Metrics and
+episodes grow, line by line.
 """
 
 import fcntl
@@ -29,7 +29,11 @@ from spr.networks import Networks, num_actions_of
 
 DIVERGED_UPDATE = "diverged.safetensors"  # what reproduces the update by which a run diverged
 _DIVERGED = ("diverged.json", DIVERGED_UPDATE, "fault.json", "fault.spr")  # the last two up to 0.7
-_KNOWN = ("config.json", "metrics.jsonl", "times.jsonl", "agent.safetensors", "result.json", *_DIVERGED)
+_GROWING = ("metrics.jsonl", "times.jsonl", "episodes.jsonl")
+TENSORBOARD = "tensorboard"  # the folder of a run's event files
+WANDB = "wandb"  # beside all runs: the folder of what is logged there
+WANDB_ID = "wandb.json"  # what a run is called there
+_KNOWN = ("config.json", *_GROWING, "agent.safetensors", "result.json", TENSORBOARD, WANDB_ID, *_DIVERGED)
 _LARGEST_DESCRIPTION = 2**22  # bytes
 _MOST_ACTIONS = 4096
 LOGS = "logs"  # where a sweep's commands write what they say
@@ -48,6 +52,7 @@ class Run(NamedTuple):
     precision: str | None = None  # of its products while learning; None where a file does not say
     step: int | None = None  # after which its agent was saved; None where a file does not say
     plugins: tuple[str, ...] = ()  # modules that were named when it was made: for the record, never imported for it
+    log_every: int | None = None  # steps between two rows of metrics; None where it does not matter
 
     @property
     def arguments(self) -> dict[str, bool | int | float | str]:
@@ -71,9 +76,10 @@ def seeds_text(seeds: Sequence[int]) -> str:
 
 def check_name(name: str | None) -> None:
     """Refuse a variant's name that is no plain name of a folder."""
-    if name is not None and (not re.fullmatch(r"\w[\w.+=-]*", name) or name == LOGS):
+    if name is not None and (not re.fullmatch(r"\w[\w.+=-]*", name) or name in (LOGS, WANDB)):
         raise UserError(
-            f"--name must be a folder's name (letters, digits, . _ - + =) other than '{LOGS}', not '{name}'"
+            f"--name must be a folder's name (letters, digits, . _ - + =) other than '{LOGS}' and '{WANDB}', "
+            f"not '{name}'"
         )
 
 
@@ -193,8 +199,9 @@ def last_step(path: Path) -> int | None:
 
 def results(path: Path) -> list[Path]:
     """Return the files that a run's folder keeps for good, in the order in which they may appear elsewhere."""
-    kept = [name for name in _KNOWN if name != "result.json"]
-    return [path / name for name in (*kept, "result.json") if (path / name).is_file()]
+    kept = [path / name for name in _KNOWN if name != "result.json"]
+    found = [*kept, *sorted((path / TENSORBOARD).glob("*")), path / "result.json"]
+    return [file for file in found if file.is_file()]
 
 
 def write_if_changed(path: Path, data: bytes) -> None:
@@ -226,8 +233,8 @@ def save_diverged(run: Run, step: int) -> str:
 
 
 def rewind(run: Run, step: int) -> None:
-    """Forget the lines of metrics after a step, and a last one that is torn."""
-    for name in ("metrics.jsonl", "times.jsonl"):
+    """Forget the lines of metrics and episodes after a step, and a last one that is torn."""
+    for name in _GROWING:
         path = run.path / name
         if not path.exists():
             continue
@@ -273,6 +280,7 @@ def description(run: Run) -> dict[str, Any]:
         "environment": run.environment,
         **({} if run.precision is None else {"precision": run.precision}),
         **({"plugins": list(run.plugins)} if run.plugins else {}),
+        **({} if run.log_every is None else {"log_every": run.log_every}),
         "config": run.config.to_dict(),
     }
 
@@ -281,6 +289,23 @@ def log(run: Run, row: dict[str, Any], seconds: float) -> None:
     """Append a line to metrics.jsonl, and its time to times.jsonl: the first is the same whenever a run is made."""
     _append(run.path / "metrics.jsonl", row)
     _append(run.path / "times.jsonl", {"step": row["step"], "seconds": round(seconds, 3)})
+
+
+def log_episode(run: Run, row: dict[str, Any]) -> None:
+    """Append a line to episodes.jsonl."""
+    _append(run.path / "episodes.jsonl", row)
+
+
+def logged(run: Run) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return a run's rows of metrics and its episodes so far."""
+    metrics, episodes = (run.path / name for name in ("metrics.jsonl", "episodes.jsonl"))
+    return _rows(metrics), _rows(episodes)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _append(path: Path, row: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spr.actor import ActStep
+from spr.config import Config
 from spr.environment import Step, seeds_for
 from spr.errors import EnvironmentFault, UserError
 from spr.fleet import Fleet
@@ -19,8 +20,16 @@ from spr.learner import UpdateRunner
 from spr.schedules import beta_at, epsilon_at
 
 _RECENT = 10  # games over which the score shown while training is averaged
-_ROWS = 100  # rows of metrics in a whole run
+_ROWS = 100  # rows of metrics in a whole run, unless asked for others
 TERMINAL, TRUNCATED, GAME_OVER = 1, 2, 4  # how the ends of a step are written in the log
+
+
+class Episode(NamedTuple):
+    """A whole game that an agent has finished while training."""
+
+    agent: int
+    score: float  # the raw return
+    length: int  # steps
 
 
 class StepInfo(NamedTuple):
@@ -30,6 +39,7 @@ class StepInfo(NamedTuple):
     scores: list[float | None]  # per agent, mean raw score of its last games
     rows: list[dict[str, Any]] | None
     diverged: list[int]  # agents whose learning has just been found to have diverged
+    episodes: list[Episode]  # that this step has finished
 
 
 def train(fleet: Fleet) -> Iterator[StepInfo]:
@@ -37,11 +47,16 @@ def train(fleet: Fleet) -> Iterator[StepInfo]:
     return Training(fleet).run()
 
 
+def row_interval(config: Config, asked: int | None) -> int:
+    """Return the steps between two rows of metrics: as many as asked for, else a hundredth of the run."""
+    return asked or max(1, config.schedule.steps // _ROWS)
+
+
 class Training:
     """A training run in progress: the loop, and the state that a checkpoint saves between steps (see `resume`)."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        """Start at step 0."""
+    def __init__(self, fleet: Fleet, log_every: int | None = None) -> None:
+        """Start at step 0, with a row of metrics every so many steps."""
         steps, agents = fleet.config.schedule.steps, len(fleet.seeds)
         self.fleet = fleet
         self.step = 0
@@ -51,7 +66,7 @@ class Training:
         self.act = ActStep(fleet)
         self.games = Games(agents, fleet.envs.num_actions)
         self.log = Log(agents, steps)
-        self._every = max(1, steps // _ROWS)
+        self._every = row_interval(fleet.config, log_every)
 
     def run(self) -> Iterator[StepInfo]:
         """Run to the end of the schedule."""
@@ -83,11 +98,11 @@ class Training:
                 self._cut_off(actions)
                 raise
             act.finish_step(out)
-            self.count_step(actions, out)
+            episodes = self.count_step(actions, out)
             rows = self._metrics() if self.row_is_due() else None
             if self.step == schedule.steps:
                 new += self._found_diverged(fleet.state.diverged.cpu().numpy(), schedule.steps)
-            yield StepInfo(self.step, self.games.recent(), rows, new)
+            yield StepInfo(self.step, self.games.recent(), rows, new, episodes)
 
     def _cut_off(self, actions: NDArray[np.int64]) -> None:
         """Finish a step whose outcome nobody will know as a time limit does, so that all is whole and can be saved."""
@@ -101,11 +116,11 @@ class Training:
         """Return the seeds of the environments' first games."""
         return [seeds_for(seed, "train", 1)[0] for seed in self.fleet.seeds]
 
-    def count_step(self, actions: NDArray[np.int64], out: Step) -> None:
-        """Write one step to the log, and count it."""
+    def count_step(self, actions: NDArray[np.int64], out: Step) -> list[Episode]:
+        """Write one step to the log, and count it; return the episodes that it has finished."""
         self.log.write(self.step, actions, out)
-        self.games.count(actions, out.reward, out.game_over)
         self.step += 1
+        return self.games.count(actions, out.reward, out.game_over)
 
     def row_is_due(self) -> bool:
         """Say whether a row of metrics belongs after the present step."""
@@ -147,22 +162,29 @@ class Games:
     def __init__(self, agents: int, num_actions: int) -> None:
         """No game has been played."""
         self._running = np.zeros(agents)
+        self._length = np.zeros(agents, np.int64)
         self._chosen = np.zeros((agents, num_actions))
         self._recent: list[deque[float]] = [deque(maxlen=_RECENT) for _ in range(agents)]
         self._finished = [0] * agents
 
-    def count(self, actions: NDArray[Any], reward: NDArray[np.float32], game_over: NDArray[np.bool_]) -> None:
-        """Count one step of every agent."""
+    def count(self, actions: NDArray[Any], reward: NDArray[np.float32], game_over: NDArray[np.bool_]) -> list[Episode]:
+        """Count one step of every agent, and return the episodes that it has finished."""
         self._chosen[np.arange(len(actions)), actions] += 1
         self._running += reward
-        for agent in np.flatnonzero(game_over):
-            self._recent[agent].append(float(self._running[agent]))
+        self._length += 1
+        over = [int(agent) for agent in np.flatnonzero(game_over)]
+        episodes = [Episode(agent, float(self._running[agent]), int(self._length[agent])) for agent in over]
+        for agent, score, _ in episodes:
+            self._recent[agent].append(score)
             self._finished[agent] += 1
-            self._running[agent] = 0
+        self._running[over] = 0
+        self._length[over] = 0
+        return episodes
 
     def abandon(self) -> None:
-        """Drop the running scores of games that will not be finished."""
+        """Drop what has been counted of games that will not be finished."""
         self._running[:] = 0
+        self._length[:] = 0
 
     def recent(self) -> list[float | None]:
         """Return the mean raw score of each agent's last games."""
