@@ -283,7 +283,7 @@ def test_a_stopped_run_leaves_an_agent_that_can_be_played(number, tmp_path):
 
 
 def test_help_explains_every_option(capsys):
-    for command in ("train", "evaluate", "watch", "presets", "bench", "doctor"):
+    for command in ("train", "sweep", "evaluate", "watch", "games", "presets", "bench", "export", "report", "doctor"):
         with pytest.raises(SystemExit) as stop:
             main([command, "--help"])
         assert stop.value.code == 0

@@ -235,7 +235,7 @@ def test_a_sweep_hands_its_logging_on(tmp_path):
     asked = Settings(tmp_path, CPU, "fp32", (), 50, log_every=7, loggers=("tensorboard", "wandb"))
     for settings, log, every in ((usual, [], None), (asked, ["tensorboard", "wandb"], 7)):
         args = _parser().parse_args(settings.command(Job("spr", ("catch", "pong"), (0, 1))))
-        assert (args.games, args.seeds, args.log, args.log_every) == (["catch", "pong"], [0, 1], log, every)
+        assert (args.games, args.seeds, args.log, args.log_every) == (["catch", "pong"], ["0", "1"], log, every)
 
 
 def spr(out, *more, **environment):

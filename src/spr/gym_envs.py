@@ -109,7 +109,8 @@ class Gymnasium:
         if not self._draws:
             return to_image(self._last.transpose(1, 2, 0))
         try:
-            return to_image(np.asarray(self._envs[0].render(), np.uint8))
+            drawn = np.asarray(self._envs[0].render())
+            return to_image((drawn * 255 if drawn.dtype.kind == "f" and drawn.max() <= 1 else drawn).astype(np.uint8))
         except Exception as error:
             raise self._fault(0, error) from error
 
