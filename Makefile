@@ -25,7 +25,7 @@ lint: .venv/installed-dev
 	$(PYTHON) -m venv .venv
 
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) --editable .
+	$(INSTALL) --editable '.[report,video]'
 	touch $@
 
 .venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python

@@ -19,6 +19,8 @@ from safetensors.torch import load_file, save_file
 from spr import runs
 from spr.cli import main
 from spr.config import Config
+from spr.errors import UserError
+from spr.hardware import choose_device
 from spr.methods import preset_config
 
 SMALL = {"network.hidden": 8, "replay.batch_size": 4, "replay.n_step": 3, "learner.depth": 1}
@@ -208,14 +210,16 @@ def test_a_folder_that_holds_a_run_is_not_touched_unless_asked(tmp_path, capsys)
     assert json.loads(result.read_bytes())["steps"] == 71
 
 
-def test_a_folder_with_foreign_files_is_refused(tmp_path, capsys):
+def test_a_strangers_file_is_left_alone_and_does_not_block(tmp_path):
     foreign = tmp_path / "spr/catch/seed-0/thesis.tex"
     foreign.parent.mkdir(parents=True)
     foreign.write_text("precious")
-    assert tiny(tmp_path) == 2
-    assert "holds thesis.tex, which does not belong to a run" in capsys.readouterr().err
-    assert tiny(tmp_path, "--overwrite") == 2
+    (foreign.parent / "notes").mkdir()
+    assert tiny(tmp_path) == 0
+    assert tiny(tmp_path, "--overwrite") == 0
+    assert tiny(tmp_path, "--resume") == 0
     assert foreign.read_text() == "precious"
+    assert (foreign.parent / "notes").is_dir()
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path, capsys):
@@ -376,3 +380,52 @@ def test_an_agent_of_another_game_is_refused(tmp_path, capsys):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"game": "breakout"}))
     assert main(["evaluate", str(file.parent), "--episodes", "1"]) == 2
     assert "3 actions, but breakout has 4" in capsys.readouterr().err
+
+
+def test_games_are_listed_with_those_of_plug_ins(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_listed_game.py").write_text("import spr\n@spr.register_env('my_listed')\ndef make(): pass\n")
+    monkeypatch.setattr("spr.envs._own", {})
+    assert main(["games", "--plugin", "my_listed_game"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for part in ("Atari 100k ('all'), 26: alien, amidar", "other Atari games, 82: adventure", "plug-ins, 1: my_listed"):
+        assert part in shown
+
+
+def test_presets_fold_the_points_of_figures(capsys):
+    assert main(["presets"]) == 0
+    folded = capsys.readouterr().out
+    assert "spr_k3" not in folded
+    assert "8 points of the figure 'depth', such as spr_k1" in folded
+    assert main(["presets", "--all"]) == 0
+    assert "spr_k3" in capsys.readouterr().out
+
+
+def test_one_of_several_gpus_is_named_by_its_number(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
+    for name, words in (
+        ("cuda:2", "the GPUs here are cuda:0 to cuda:1"),
+        ("cpu:0", "unknown device"),
+        ("cuda:x", "cuda:N"),
+    ):
+        with pytest.raises(UserError, match=words):
+            choose_device(name)
+
+
+def test_square_brackets_and_emoji_codes_in_paths_are_printed_as_they_are(tmp_path, capsys):
+    out = tmp_path / "[red]my[/red] :smile: runs"
+    assert tiny(out) == 0
+    assert f"stored under {out}" in capsys.readouterr().out
+
+
+def test_parts_that_need_more_than_the_core_say_what_to_install(monkeypatch, capsys, tmp_path):
+    for command, package, extra in (("report", "matplotlib", "report"), ("watch", "matplotlib", "video")):
+        for name in [name for name in sys.modules if name.split(".")[0] in (package, "spr")]:
+            if name in (f"spr.{command}", "spr.figures", "spr.drawing", "spr.curves") or name.startswith(package):
+                monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, package, None)
+        assert main([command, str(tmp_path)]) == 2
+        assert f"pip install 'spr[{extra}]'" in capsys.readouterr().err
+        monkeypatch.undo()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spr.cli import _parser, main
+from spr.arguments import make_parser
+from spr.cli import _COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -32,7 +33,7 @@ ALL = [(page.name, words) for page in PAGES for words in commands(page)]
 
 @pytest.mark.parametrize(("page", "words"), ALL, ids=[" ".join([page, *words]) for page, words in ALL])
 def test_every_command_of_the_documents_is_one(page, words):  # noqa: ARG001
-    assert _parser().parse_args(words).command == words[0]
+    assert make_parser(_COMMANDS).parse_args(words).command == words[0]
 
 
 @pytest.mark.slow

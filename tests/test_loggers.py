@@ -14,7 +14,8 @@ import pytest
 from conftest import CPU, TINY, as_options
 
 from spr import checkpoint, events, loggers, matching, runner, runs
-from spr.cli import _parser, main
+from spr.arguments import make_parser
+from spr.cli import _COMMANDS, main
 from spr.errors import UserError
 from spr.events import to_all, write_metrics
 from spr.methods import preset_config
@@ -234,7 +235,7 @@ def test_a_sweep_hands_its_logging_on(tmp_path):
     usual = Settings(tmp_path, CPU, "fp32", (), 50)
     asked = Settings(tmp_path, CPU, "fp32", (), 50, log_every=7, loggers=("tensorboard", "wandb"))
     for settings, log, every in ((usual, [], None), (asked, ["tensorboard", "wandb"], 7)):
-        args = _parser().parse_args(settings.command(Job("spr", ("catch", "pong"), (0, 1))))
+        args = make_parser(_COMMANDS).parse_args(settings.command(Job("spr", ("catch", "pong"), (0, 1))))
         assert (args.games, args.seeds, args.log, args.log_every) == (["catch", "pong"], ["0", "1"], log, every)
 
 

@@ -7,21 +7,23 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spr import __version__, bench, loggers, matching, plugins, report, runs, sharing, watch
+from spr import __version__, bench, loggers, matching, plugins, runs, sharing
+from spr.arguments import make_parser
 from spr.cluster import on_ray
 from spr.config import Config, fields, parse_override
 from spr.display import Bar, Display, StopRequest
-from spr.envs import family, known_games, make
-from spr.errors import UserError, did_you_mean, plural
+from spr.envs import family, known_games, make, own_games
+from spr.errors import UserError, plural
 from spr.evaluation import Agents
 from spr.events import to_all, write_metrics
 from spr.fleet import fleet_memory
@@ -34,33 +36,13 @@ from spr.roms import rom_problem
 from spr.runner import INTERRUPTED, TrainJob, evaluate_agents, run_training
 from spr.sweep import forecast, local, sweep
 
-_PRECISION_HELP = "of matrix products while learning: fp32, tf32 or bf16 (default: auto, bf16 on a GPU, fp32 on a CPU)"
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are one line, like every other error here."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (see '{self.prog} --help')")
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        known, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            options = [option for command in self._subparsers_of(known) for option in command._option_string_actions]
-            raise UserError(f"unknown option '{unknown[0]}'{did_you_mean(unknown[0], options)} (see 'spr --help')")
-        return known
-
-    def _subparsers_of(self, known: argparse.Namespace) -> list[argparse.ArgumentParser]:
-        groups = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        return [group.choices[known.command] for group in groups]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     console = Console(markup=False, emoji=False, highlight=False)  # names and paths are shown as they are
     args = argparse.Namespace(command="")
     try:
-        args = _parser().parse_args(argv)
+        args = make_parser(_COMMANDS).parse_args(argv)
         for module in args.plugin:
             plugins.load(module)
         code: int = args.run(args, console)
@@ -72,203 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"spr: stopped at once{hint}", file=sys.stderr)
         return INTERRUPTED
     return code
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="spr", description="Self-predictive representations: train, evaluate and time agents.")
-    parser.add_argument("--version", action="version", version=f"spr {__version__}")
-    groups = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands = _Commands(groups)
-
-    _add_train(commands)
-    _add_sweep(commands)
-    evaluate = commands.add_parser(
-        "evaluate", help="play whole games with a trained agent", description=_evaluate.__doc__
-    )
-    evaluate.add_argument(
-        "folder", type=Path, metavar="RUN", help="a run's folder, such as runs/spr/pong/seed-0, or an exported agent"
-    )
-    evaluate.add_argument("--episodes", type=int, metavar="N", help="games to play (default: the run's own, 100)")
-    evaluate.add_argument("--seed", type=int, metavar="N", help="seed of the games (default: the run's own)")
-    evaluate.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    evaluate.add_argument("--json", action="store_true", help="print every score as JSON instead of a summary")
-    evaluate.set_defaults(run=_evaluate)
-
-    _add_watch(commands)
-    presets = commands.add_parser("presets", help="list the methods, or show one in full", description=_presets.__doc__)
-    presets.add_argument("name", nargs="?", help="a preset to show in full, with the meaning of every value")
-    presets.set_defaults(run=_presets)
-
-    bench_ = commands.add_parser("bench", help="time an update on this machine", description=_bench.__doc__)
-    bench_.add_argument(
-        "--agents", type=int, nargs="+", default=[1], metavar="S", help="fleet sizes to time (default: 1)"
-    )
-    bench_.add_argument(
-        "--games", nargs="+", default=["pong"], metavar="GAME", help="what the agents play in turn (default: pong)"
-    )
-    bench_.add_argument("--profile", action="store_true", help="show what a GPU does in an update, by kind of kernel")
-    bench_.add_argument("--preset", default="spr", help="the method to time (default: spr)")
-    bench_.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    bench_.add_argument("--precision", default="auto", help=_PRECISION_HELP)
-    bench_.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    bench_.set_defaults(run=_bench)
-
-    export = commands.add_parser("export", help="write a run's agent for others", description=_export.__doc__)
-    export.add_argument("folder", type=Path, metavar="RUN", help="a run's folder, such as runs/spr/pong/seed-0")
-    export.add_argument("target", type=Path, metavar="TARGET", help="a file such as agent.safetensors, or a folder")
-    export.set_defaults(run=_export)
-
-    report_ = commands.add_parser("report", help="tables and figures of finished runs", description=_report.__doc__)
-    report_.add_argument("folders", type=Path, nargs="+", metavar="RUNS", help="folders that hold runs, such as runs")
-    report_.add_argument("--out", type=Path, default=Path("report"), help="folder to write to (default: report)")
-    report_.set_defaults(run=_report)
-
-    doctor = commands.add_parser("doctor", help="say what works on this machine", description=_doctor.__doc__)
-    doctor.set_defaults(run=_doctor)
-    return parser
-
-
-class _Commands:
-    """Adds commands, each with the options that all of them have."""
-
-    def __init__(self, groups: Any) -> None:
-        self._groups = groups
-
-    def add_parser(self, name: str, **about: Any) -> argparse.ArgumentParser:
-        """Add one."""
-        parser: argparse.ArgumentParser = self._groups.add_parser(name, **about)
-        parser.add_argument(
-            "--plugin",
-            action="append",
-            default=[],
-            metavar="MODULE",
-            help="a module of your own to import first: it may register losses, encoders, presets and games",
-        )
-        return parser
-
-
-def _add_train(commands: _Commands) -> None:
-    train = commands.add_parser("train", help="train agents on games and evaluate them", description=_train.__doc__)
-    train.add_argument(
-        "games",
-        nargs="+",
-        metavar="GAME",
-        help="catch, Atari games such as pong and ms_pacman ('spr games' lists them), Gymnasium ids (module:Name-v0), "
-        "functions that make one (module:function); 'all' for Atari 100k's 26",
-    )
-    train.add_argument("--preset", default="spr", help="the method: one of 'spr presets' (default: spr)")
-    train.add_argument(
-        "--name", help="a variant's folder under --out, for runs with --set (default: the preset's name)"
-    )
-    train.add_argument(
-        "--seeds",
-        nargs="+",
-        default=["0"],
-        metavar="N",
-        help="one agent per game and seed, trained as a fleet: numbers and ranges, such as 0 1 5-9 (default: 0)",
-    )
-    _add_env_arg(train)
-    train.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
-    train.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto, the GPU if there is one)")
-    train.add_argument("--precision", default="auto", help=_PRECISION_HELP)
-    train.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds all runs (default: runs)")
-    train.add_argument("--overwrite", action="store_true", help="replace runs that are already in the way")
-    train.add_argument("--resume", action="store_true", help="go on where runs were cut off; finished ones are skipped")
-    train.add_argument(
-        "--checkpoint-every",
-        type=int,
-        default=5_000,
-        metavar="N",
-        help="steps between two checkpoints; 0 keeps one only when stopped (default: 5,000)",
-    )
-    train.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="change any value of the preset, such as learner.depth=3; 'spr presets NAME' explains them all",
-    )
-    _add_logging(train)
-    train.set_defaults(run=_train)
-
-
-def _add_watch(commands: _Commands) -> None:
-    watch_ = commands.add_parser("watch", help="play a game and write it as a film", description=_watch.__doc__)
-    watch_.add_argument(
-        "folder", type=Path, metavar="RUN", help="a run's folder, also one that is still training, or an exported agent"
-    )
-    watch_.add_argument(
-        "--out", type=Path, metavar="FILE", help="a .mp4 or .gif file (default: GAME-seed-N.mp4 here; none with --live)"
-    )
-    watch_.add_argument("--seed", type=int, metavar="N", help="seed of the game (default: the run's own)")
-    watch_.add_argument(
-        "--steps",
-        type=int,
-        default=watch.LONGEST,
-        metavar="N",
-        help=f"the most to show of a game; each is a frame (default: {watch.LONGEST:,})",
-    )
-    watch_.add_argument("--fps", type=int, default=15, metavar="N", help="frames a second (default: 15, as Atari runs)")
-    watch_.add_argument("--live", action="store_true", help="open a window and show the game as it is played")
-    watch_.add_argument("--overwrite", action="store_true", help="replace a film that is already there")
-    watch_.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    watch_.set_defaults(run=_watch)
-
-
-def _add_sweep(commands: _Commands) -> None:
-    sweep_ = commands.add_parser("sweep", help="train methods x games x seeds", description=_sweep.__doc__)
-    sweep_.add_argument("--presets", nargs="+", default=["spr"], metavar="NAME", help="the methods (default: spr)")
-    sweep_.add_argument(
-        "--games", nargs="+", required=True, metavar="GAME", help="the games, or 'all' for the 26 of Atari 100k"
-    )
-    sweep_.add_argument("--seeds", nargs="+", metavar="N", help="numbers and ranges, as for 'spr train' (default: 0-9)")
-    sweep_.add_argument("--runs", type=int, metavar="N", help="how many of each, instead of --seeds: seeds 0 to N-1")
-    _add_env_arg(sweep_)
-    sweep_.add_argument("--name", help="as for 'spr train'; for one method at a time")
-    sweep_.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds all runs (default: runs)")
-    sweep_.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
-    sweep_.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto, the GPU if there is one)")
-    sweep_.add_argument("--precision", default="auto", help=_PRECISION_HELP)
-    sweep_.add_argument("--checkpoint-every", type=int, default=5_000, metavar="N", help="as for 'spr train'")
-    sweep_.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as for 'spr train'")
-    sweep_.add_argument(
-        "--agents",
-        type=int,
-        metavar="S",
-        help=f"the most that are trained together, if they fit (default: {LARGEST_FLEET['cuda']} on a GPU, else "
-        f"{LARGEST_FLEET['cpu']})",
-    )
-    sweep_.add_argument(
-        "--together",
-        type=int,
-        metavar="N",
-        default=1,
-        help="fleets that train at a time (default: 1; on a GPU another may be evaluating meanwhile)",
-    )
-    sweep_.add_argument("--engine", choices=("local", "ray"), default="local", help="this machine, or a Ray cluster")
-    sweep_.add_argument("--address", help="the Ray cluster's (default: the one Ray finds, or a new one here)")
-    sweep_.add_argument("--dry-run", action="store_true", help="print the plan with its expected time and memory")
-    _add_logging(sweep_)
-    sweep_.set_defaults(run=_sweep)
-
-
-def _add_env_arg(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--env-arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of a Gymnasium environment, such as continuous=false",
-    )
-
-
-def _add_logging(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--log", nargs="+", default=[], metavar="NAME", help="also log to tensorboard, wandb (default: files only)"
-    )
-    command.add_argument(
-        "--log-every", type=int, metavar="N", help="steps between two rows of metrics (default: 100 rows in a run)"
-    )
 
 
 def _train(args: argparse.Namespace, console: Console) -> int:
@@ -344,7 +129,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
 
 def _report(args: argparse.Namespace, console: Console) -> int:
     """Write a page with the paper's tables and figures, from runs and published scores; PNG and CSV files beside."""
-    made = report.write(args.folders, args.out)
+    made = _part("report", "report").write(args.folders, args.out)
     for title, lines in (("left out", made.left_out), ("note", made.notes)):
         for line in lines:
             console.print(f"{title}: {line}", soft_wrap=True)
@@ -390,9 +175,11 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
     """Play one game, the first of the evaluation, and write it as a film with what the agent thinks of every step."""
+    watch = _part("watch", "video")
     for name in ("steps", "fps"):
-        if getattr(args, name) < 1:
+        if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UserError(f"--{name} takes a number of at least 1")
+    most = args.steps or watch.LONGEST
     device = choose_device(args.device)
     tune(device, choose_precision("auto", device))
     with ExitStack() as opened:
@@ -404,8 +191,8 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
         shows += [] if file is None else [opened.enter_context(watch.writing(file, args.fps, args.overwrite))]
         for line in agent.notes:
             console.print(line, soft_wrap=True)
-        bar = opened.enter_context(Bar(console, "watching", args.steps, "frames"))
-        for moment in watch.film(agent, seed, args.steps, shows):
+        bar = opened.enter_context(Bar(console, "watching", most, "frames"))
+        for moment in watch.film(agent, seed, most, shows):
             bar.show(moment.step, f"score {moment.score:,.6g}")
     learnt = "" if run.step is None else f", after {run.step:,} of {run.config.schedule.steps:,} steps of learning"
     console.print(
@@ -421,18 +208,26 @@ def _export(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _list_games(_: argparse.Namespace, console: Console) -> int:
+    """List the games: those of Atari 100k, ale-py's others, and those that plug-ins registered."""
+    others = [game for game in known_games() if game not in (*game_names(), "catch")]
+    groups = {
+        "built in": ["catch"],
+        "Atari 100k ('all')": list(game_names()),
+        "other Atari games": others,
+        "from plug-ins": own_games(),
+    }
+    for title, games in groups.items():
+        if games:
+            console.print(f"{title}, {len(games)}: {', '.join(games)}")
+    console.print("and any Gymnasium id with images and discrete actions, or module:function that makes one")
+    return 0
+
+
 def _presets(args: argparse.Namespace, console: Console) -> int:
     """List the methods with the paper's aggregate scores, or print one method's whole configuration."""
     if args.name is None:
-        paper = {row["preset"]: row for row in reference_table("paper_variants")}
-        table = Table(box=None, header_style="bold")
-        for column in ("preset", "paper: mean", "median", "what it is"):
-            table.add_column(column)
-        for name, listed in PRESETS.items():
-            mean, median = (paper[name][column] if name in paper else "" for column in ("human_mean", "human_median"))
-            table.add_row(name, mean, median, listed.summary)
-        console.print(table)
-        return 0
+        return _list_presets(console, args.all)
     config, default = preset_config(args.name), Config()
     preset = PRESETS[args.name]
     console.print(f"{args.name}: {preset.summary}", highlight=False)
@@ -446,6 +241,28 @@ def _presets(args: argparse.Namespace, console: Console) -> int:
     for game, changes in preset.by_game.items():
         differs = ", ".join(f"{name} {_shown(value)}" for name, value in changes.items())
         console.print(f"on {game}: {differs}", highlight=False)
+    return 0
+
+
+def _list_presets(console: Console, every: bool) -> int:
+    """List the methods; of the paper's figures every point, or one line each."""
+    paper = {row["preset"]: row for row in reference_table("paper_variants")}
+    table = Table(box=None, header_style="bold")
+    for column in ("preset", "paper: mean", "median", "what it is"):
+        table.add_column(column)
+    for name, listed in PRESETS.items():
+        if listed.figure and not every:
+            continue
+        mean, median = (paper[name][column] if name in paper else "" for column in ("human_mean", "human_median"))
+        table.add_row(name, mean, median, listed.summary)
+    console.print(table)
+    figures: dict[str, str] = {}
+    for name, listed in PRESETS.items():
+        if listed.figure and not every:
+            figures.setdefault(listed.figure, name)
+    for figure, first in figures.items():
+        count = sum(listed.figure == figure for listed in PRESETS.values())
+        console.print(f"and {count} points of the figure '{figure}', such as {first} (--all lists them)")
     return 0
 
 
@@ -534,6 +351,14 @@ def _doctor(_: argparse.Namespace, console: Console) -> int:
     return 0 if fine else 1
 
 
+def _part(name: str, extra: str) -> Any:
+    """Import a part of the package that needs more than the rest, or say what to install."""
+    try:
+        return import_module(f"spr.{name}")
+    except ModuleNotFoundError as error:
+        raise UserError(f"'spr {name}' needs the package {error.name}: pip install 'spr[{extra}]'") from error
+
+
 def _games(names: Sequence[str]) -> list[str]:
     """Return the games that were named; 'all' are the 26 of Atari 100k. Modules named with them are imported."""
     for name in names:
@@ -562,3 +387,17 @@ def _seeds(texts: Sequence[str]) -> list[int]:
     if twice:
         raise UserError(f"seed {twice[0]} is given twice: each agent of a fleet needs its own")
     return list(seeds)
+
+
+_COMMANDS = {
+    "train": _train,
+    "sweep": _sweep,
+    "evaluate": _evaluate,
+    "watch": _watch,
+    "games": _list_games,
+    "presets": _presets,
+    "bench": _bench,
+    "export": _export,
+    "report": _report,
+    "doctor": _doctor,
+}

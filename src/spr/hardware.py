@@ -15,12 +15,15 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # names of mallopt's parameters i
 
 
 def choose_device(name: str) -> torch.device:
-    """Turn auto, cpu or cuda into a device that is really there."""
-    if name not in DEVICES:
-        raise UserError(f"unknown device '{name}'; there are {', '.join(DEVICES)}")
-    if name == "cuda" and not torch.cuda.is_available():
+    """Turn auto, cpu, cuda or cuda:N into a device that is really there."""
+    kind, colon, number = name.partition(":")
+    if kind not in DEVICES or (colon and (kind != "cuda" or not number.isdecimal())):
+        raise UserError(f"unknown device '{name}'; there are {', '.join(DEVICES)}, and cuda:N for one of several GPUs")
+    if kind == "cuda" and not torch.cuda.is_available():
         raise UserError("no CUDA GPU can be used here: 'spr doctor' says what there is; --device cpu works everywhere")
-    if name == "auto":
+    if colon and int(number) >= torch.cuda.device_count():
+        raise UserError(f"there is no {name}: the GPUs here are cuda:0 to cuda:{torch.cuda.device_count() - 1}")
+    if kind == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
 
@@ -78,6 +81,8 @@ def tune(device: torch.device, precision: str) -> None:
     than glibc are left as they are. Four benches each, in turn: 100 to 105 ms with it, 99 to 141 ms without.
     """
     if device.type == "cuda":
+        if device.index is not None:
+            torch.cuda.set_device(device)  # streams and graphs are of the current one
         # What is compiled is kept for the next run; the library's own choice is a folder that a reboot empties.
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "spr" / "compiled"))

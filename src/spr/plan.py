@@ -104,7 +104,7 @@ class Settings:
     def command(self, job: Job) -> list[str]:
         """Return the arguments of `spr` that train a job, or go on with it."""
         seeds = [str(seed) for seed in job.seeds]
-        where = ["--out", str(self.out.absolute()), "--device", self.device.type, "--precision", self.precision]
+        where = ["--out", str(self.out.absolute()), "--device", str(self.device), "--precision", self.precision]
         kept = ["--checkpoint-every", str(self.checkpoint_every), "--resume"]
         changed = [part for text in self.changes for part in ("--set", text)]
         changed += [part for text in self.arguments for part in ("--env-arg", text)]
@@ -181,13 +181,14 @@ class Rates:
         """Look at what is finished. If there is no such device here, the runs are made elsewhere: any device counts."""
         self._settings = settings
         here = settings.device.type != "cuda" or torch.cuda.is_available()
-        name = device_name(settings.device) if here else None
+        # A CPU's threads depend on the environment, and say little of its speed.
+        name = device_name(settings.device).partition(",")[0] if here else None
         self._steps: dict[str, dict[int, list[float]]] = {}  # by preset and fleet: seconds per step
         self._eval_seconds: list[float] = []  # seconds of evaluation per agent
         for job in jobs:
             for member in job.members:
                 self._learn(job.preset, runs.result(settings.folder(job, member)), name)
-        rows = [row for row in reference_table("rates") if row["device"] == name]
+        rows = [row for row in reference_table("rates") if row["device"].partition(",")[0] == name]
         self._known = {int(row["agents"]): float(row["step_ms"]) / 1e3 for row in rows}
         self._known_eval_seconds = [float(row["evaluation_s_per_agent"]) for row in rows]
 
@@ -203,7 +204,7 @@ class Rates:
         return Cost(training + agents * median(eval_seconds) * config.evaluation.episodes / 100, need)
 
     def _learn(self, preset: str, result: dict[str, Any] | None, device: str | None) -> None:
-        if result is None or device not in (None, result.get("device")):
+        if result is None or device not in (None, str(result.get("device")).partition(",")[0]):
             return
         try:
             together = int(result["agents_together"])

@@ -114,17 +114,14 @@ def protocol(run: Run) -> dict[str, Any]:
 
 
 def refuse_taken(paths: Sequence[Path], overwrite: bool) -> None:
-    """Refuse folders that are in use, before anything is written; foreign files are never overwritten."""
+    """Refuse folders that hold runs, before anything is written; a stranger's files in them are left alone."""
     for path in paths:
         try:
-            found = sorted(entry.name for entry in path.iterdir())
+            found = sorted(entry.name for entry in path.iterdir() if _ours(entry.name))
         except FileNotFoundError:
             continue
         except OSError as error:
             raise unusable(path, error) from error
-        foreign = [name for name in found if not _ours(name)]
-        if foreign:
-            raise UserError(f"{path} holds {foreign[0]}, which does not belong to a run: choose another --out")
         if found and not overwrite:
             kind = "a finished" if "result.json" in found else "an unfinished"
             raise UserError(
@@ -255,19 +252,27 @@ def _ours(name: str) -> bool:
 
 
 def create(runs: Sequence[Run]) -> None:
-    """Make the runs' folders with their config.json, all or none; whatever one held before is gone."""
+    """Make the runs' folders with their config.json, all or none; whatever a run held before is gone."""
     made: list[Path] = []
     for run in runs:
         try:
-            if run.path.exists():
-                shutil.rmtree(run.path)
-            run.path.mkdir(parents=True)
+            _clear(run.path)
+            run.path.mkdir(parents=True, exist_ok=True)
             made.append(run.path)
             _write_json(run.path / "config.json", description(run))
         except OSError as error:
             for path in made:
-                shutil.rmtree(path, ignore_errors=True)
+                _clear(path)
             raise unusable(run.path, error) from error
+
+
+def _clear(path: Path) -> None:
+    """Remove a run from its folder, and the folder unless it holds a stranger's files."""
+    for entry in path.iterdir() if path.is_dir() else ():
+        if _ours(entry.name):
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    if path.is_dir() and not any(path.iterdir()):
+        path.rmdir()
 
 
 def description(run: Run) -> dict[str, Any]:

@@ -197,7 +197,9 @@ class Overview:
         """Return everything in one line."""
         parts = [f"{len(self._in(state))} {state}" for state in ("done", "running", "waiting", "failed")]
         left = self._left()
-        return ", ".join(parts) + ("" if left is None else f", about {clock(left)} left")
+        if left is None or not (self._in("running") or self._in("waiting")):
+            return ", ".join(parts)
+        return ", ".join(parts) + (f", about {clock(left)} left" if left >= 1 else ", longer than expected")
 
     def _in(self, state: str) -> list[Event]:
         return [event for event in self._states.values() if event.state == state]
