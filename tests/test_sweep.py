@@ -294,17 +294,17 @@ def test_the_last_table_says_what_is_missing(tmp_path):
 
 @pytest.mark.slow
 def test_a_failed_fleet_is_listed_and_does_not_stop_the_others(whole, tmp_path):
-    """Where one of the folders should be there is a file: that fleet fails, the other is trained."""
+    """One of the folders holds half a run: that fleet fails, the other is trained."""
     taken = runs.folder(tmp_path, "spr", "catch", 0)
-    taken.parent.mkdir(parents=True)
-    taken.write_text("mine")
+    taken.mkdir(parents=True)
+    (taken / "checkpoint-0000000050.safetensors").write_text("mine")
     command = spr("sweep", "--games", "catch", "--runs", 2, "--agents", 1, "--out", tmp_path, *CHANGES)
     said, _ = command.communicate(timeout=300)
     assert command.returncode == 1, said
     assert "failed: spr on catch, seed 0: " in said
-    assert "can't write to" in said
+    assert "its config.json is gone" in said
     assert "(1 of 2)" in said
-    assert taken.read_text() == "mine"
+    assert (taken / "checkpoint-0000000050.safetensors").read_text() == "mine"
     assert results(tmp_path)["spr/catch/seed-1"] == results(whole[0])["spr/catch/seed-1"]
 
 
