@@ -161,6 +161,23 @@ def test_an_environment_that_fails_ends_its_run_and_saves_all(mine, tmp_path, ca
     assert main(["train", game, *OPTIONS, "--env-arg", "fails=66", "--seeds", "3", "4", "--resume"]) == 0
 
 
+def test_an_environment_that_fails_when_it_is_judged_says_where(mine, tmp_path, capsys):
+    game = f"{mine}_module:Lights"
+    assert main(["train", game, *OPTIONS]) == 0
+    run = tmp_path / "runs" / "spr" / f"{mine}_module_Lights" / "seed-0"
+    described = json.loads((run / "config.json").read_text())
+    described["environment"]["arguments"] = {"fails": 5}
+    (run / "config.json").write_text(json.dumps(described))
+    capsys.readouterr()
+    assert main(["evaluate", str(run)]) == 1
+    assert "raised ValueError: the lamp is broken" in capsys.readouterr().err
+    for wrong in ({"fails": [5]}, {"no name": 1}, {"shape": {}}):
+        described["environment"]["arguments"] = wrong
+        (run / "config.json").write_text(json.dumps(described))
+        assert main(["evaluate", str(run)]) == 2
+        assert "not plain values by name" in capsys.readouterr().err
+
+
 def test_no_file_makes_a_module_run(mine, tmp_path, capsys):  # noqa: ARG001
     """Neither a run's config.json nor an exported agent; whoever wants it says so."""
     assert main(["train", "catch", *OPTIONS]) == 0

@@ -23,7 +23,7 @@ from spr.cluster import on_ray
 from spr.config import Config, fields, parse_override
 from spr.display import Bar, Display, StopRequest
 from spr.envs import family, known_games, make, own_games
-from spr.errors import UserError, plural
+from spr.errors import EnvironmentFault, UserError, plural
 from spr.evaluation import Agents
 from spr.events import to_all, write_metrics
 from spr.fleet import fleet_memory
@@ -33,7 +33,7 @@ from spr.hardware import DEVICES, choose_device, choose_precision, device_name, 
 from spr.methods import PRESETS, preset_config
 from spr.plan import LARGEST_FLEET, Settings, plan
 from spr.roms import rom_problem
-from spr.runner import INTERRUPTED, TrainJob, evaluate_agents, run_training
+from spr.runner import FAILED, INTERRUPTED, TrainJob, evaluate_agents, run_training
 from spr.sweep import forecast, local, sweep
 
 
@@ -49,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"spr: {error}", file=sys.stderr)
         return 2
+    except EnvironmentFault as fault:
+        print(f"spr: {fault}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         hint = "; --resume goes on from the last checkpoint" if args.command == "train" else ""
         print(f"spr: stopped at once{hint}", file=sys.stderr)

@@ -32,7 +32,10 @@ def on_ray(together: int, address: str | None) -> Engine:
     def engine(jobs: Sequence[Job], settings: Settings, stop: StopRequest) -> Iterator[Event | None]:
         # Nodes look for ROMs where this machine does, whatever they would do by themselves; empty is ale-py's wheel.
         given = os.environ.get("ALE_ROMS_DIR")
-        roms = str(Path(given).absolute()) if given else ""
+        environment = {"ALE_ROMS_DIR": str(Path(given).absolute()) if given else ""}
+        if settings.plugins:  # on nodes that see this folder, what lies in it counts there too
+            paths = [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -47,7 +50,7 @@ def on_ray(together: int, address: str | None) -> Engine:
             for job in jobs:
                 folders = [str(settings.folder(job, member).absolute()) for member in job.members]
                 log = str(settings.log(job).absolute())
-                running[task.remote(job, settings.command(job), log, folders, roms)] = job
+                running[task.remote(job, settings.command(job), log, folders, environment)] = job
                 yield Event(job, "running")
             while running and not stop.check():
                 ended, _ = ray.wait(list(running), timeout=_LOOK)
@@ -77,12 +80,13 @@ def _ended(job: Job, reference: Any, ray: Any) -> Event:
     return event
 
 
-def _train(job: Job, arguments: list[str], log: str, folders: list[str], roms: str) -> tuple[Event, dict[str, bytes]]:
+def _train(
+    job: Job, arguments: list[str], log: str, folders: list[str], environment: dict[str, str]
+) -> tuple[Event, dict[str, bytes]]:
     """Carry a job out where Ray has put it; return how it ended and the files it made.
 
     The training is killed with its worker: an orphan must not hold the lock of a run.
     """
-    environment = {"ALE_ROMS_DIR": roms}
     command = Command(arguments, Path(log), threads=1, when_orphaned=signal.SIGKILL, environment=environment)
     try:
         while command.ended() is None:  # Ray delivers its interrupt between bytecodes, never inside a wait

@@ -6,6 +6,7 @@ nothing is there twice, nothing is there of steps that are played again, and not
 
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -179,7 +180,13 @@ def _wandb_id(run: Run) -> str:
     path = run.path / runs.WANDB_ID
     if not path.exists():
         files.replace(path, (json.dumps({"id": uuid.uuid4().hex[:12]}) + "\n").encode())
-    return str(json.loads(path.read_text(encoding="utf-8"))["id"])
+    try:
+        name = str(json.loads(path.read_text(encoding="utf-8"))["id"])
+    except (ValueError, KeyError, TypeError):
+        name = ""
+    if not re.fullmatch("[0-9a-f]{12}", name):  # folders are removed by it
+        raise UserError(f"{path} is damaged: remove it, and the run begins anew in wandb")
+    return name
 
 
 class _Wandb:
