@@ -439,10 +439,14 @@ def test_files_are_brought_home_only_where_they_are_not(tmp_path):
 def test_results_of_a_node_with_a_disk_of_its_own_come_home(whole, tmp_path, monkeypatch):
     """What a task returns is all that the driver needs: the folder where it was made is gone by then."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    said: list[int] = []
     job = Job("spr", ("catch",), (0,))
     made = settings(tmp_path)
     folder = made.folder(job, job.members[0])
-    returned = cluster._train(job, made.command(job), str(made.log(job)), [str(folder)], "")
+    board = type("Board", (), {"begin": type("Begin", (), {"remote": staticmethod(said.append)})})
+    environment = cluster._environment(made)
+    returned = cluster._train(job, made.command(job), str(made.log(job)), [str(folder)], environment, (board, 7))
+    assert said == [7]  # that it has begun
     for path in tmp_path.iterdir():
         shutil.rmtree(path)
 

@@ -26,16 +26,12 @@ def on_ray(together: int, address: str | None) -> Engine:
     """Return an engine that hands jobs to a Ray cluster, `together` of them to a GPU."""
     try:
         import ray  # noqa: PLC0415 - an extra that most users do without
+        import ray.util.scheduling_strategies  # noqa: PLC0415
     except ImportError as error:
         raise UserError("--engine ray needs Ray: pip install ray") from error
 
     def engine(jobs: Sequence[Job], settings: Settings, stop: StopRequest) -> Iterator[Event | None]:
-        # Nodes look for ROMs where this machine does, whatever they would do by themselves; empty is ale-py's wheel.
-        given = os.environ.get("ALE_ROMS_DIR")
-        environment = {"ALE_ROMS_DIR": str(Path(given).absolute()) if given else ""}
-        if settings.plugins:  # on nodes that see this folder, what lies in it counts there too
-            paths = [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        environment = _environment(settings)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -46,15 +42,23 @@ def on_ray(together: int, address: str | None) -> Engine:
             max_retries=_RETRIES,
         )
         running: dict[Any, Job] = {}
+        begun: set[Job] = set()
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(  # another node may be lost
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        board: Any = ray.remote(_Board).options(num_cpus=0, scheduling_strategy=here).remote()
         try:
-            for job in jobs:
+            for number, job in enumerate(jobs):
                 folders = [str(settings.folder(job, member).absolute()) for member in job.members]
                 log = str(settings.log(job).absolute())
-                running[task.remote(job, settings.command(job), log, folders, environment)] = job
-                yield Event(job, "running")
+                mark = (board, number)
+                running[task.remote(job, settings.command(job), log, folders, environment, mark)] = job
             while running and not stop.check():
                 ended, _ = ray.wait(list(running), timeout=_LOOK)
                 yield None
+                new = [jobs[number] for number in ray.get(board.all.remote()) if jobs[number] not in begun]
+                begun.update(new)
+                yield from (Event(job, "running") for job in new)
                 for reference in ended:
                     yield _ended(running.pop(reference), reference, ray)
             for reference, job in running.items():
@@ -66,6 +70,32 @@ def on_ray(together: int, address: str | None) -> Engine:
             ray.shutdown()
 
     return engine
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """Return what the processes on all nodes find in their environment."""
+    # Nodes look for ROMs where this machine does, whatever they would do by themselves; empty is ale-py's wheel.
+    given = os.environ.get("ALE_ROMS_DIR")
+    found = {"ALE_ROMS_DIR": str(Path(given).absolute()) if given else ""}
+    if settings.plugins:  # on nodes that see this folder, what lies in it counts there too
+        paths = [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return found
+
+
+class _Board:
+    """Where tasks say that they have begun: Ray takes them all at once, and lets most of them wait."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, None] = {}
+
+    def begin(self, number: int) -> None:
+        """Note that a task has begun."""
+        self._begun[number] = None
+
+    def all(self) -> list[int]:
+        """Return the tasks that have begun."""
+        return list(self._begun)
 
 
 def _ended(job: Job, reference: Any, ray: Any) -> Event:
@@ -81,12 +111,14 @@ def _ended(job: Job, reference: Any, ray: Any) -> Event:
 
 
 def _train(
-    job: Job, arguments: list[str], log: str, folders: list[str], environment: dict[str, str]
+    job: Job, arguments: list[str], log: str, folders: list[str], environment: dict[str, str], mark: tuple[Any, int]
 ) -> tuple[Event, dict[str, bytes]]:
     """Carry a job out where Ray has put it; return how it ended and the files it made.
 
     The training is killed with its worker: an orphan must not hold the lock of a run.
     """
+    board, number = mark
+    board.begin.remote(number)
     command = Command(arguments, Path(log), threads=1, when_orphaned=signal.SIGKILL, environment=environment)
     try:
         while command.ended() is None:  # Ray delivers its interrupt between bytecodes, never inside a wait
