@@ -21,6 +21,7 @@ Argument = bool | int | float | str
 Maker = Callable[..., gymnasium.Env[Any, Any]]
 
 _GRAY = ObservationConfig()
+_UNREGISTERED = (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound)
 _FACTORY = "a factory of your own, my_module:make, can wrap it"
 
 
@@ -177,7 +178,8 @@ def _made(game: str, count: int, maker: Maker, arguments: Mapping[str, Argument]
             env.close()
         reason, expected = " ".join(str(error).split()), (gymnasium.error.Error, ModuleNotFoundError, OSError)
         at = "" if isinstance(error, expected) else f" ({type(error).__name__} in {where(error)})"
-        raise UserError(f"can't make the environment '{game}': {reason}{at}") from error
+        hint = "; if a package registers it: --plugin PACKAGE" if isinstance(error, _UNREGISTERED) else ""
+        raise UserError(f"can't make the environment '{game}': {reason}{at}{hint}") from error
     if not isinstance(made[0], gymnasium.Env):
         raise UserError(f"'{game}' made a {type(made[0]).__name__}, which is no gymnasium.Env")
     return made

@@ -17,8 +17,7 @@ _named: dict[str, None] = {}  # in the order in which they were named
 def load(module: str) -> None:
     """Import a module that a person has named; what lies in the current folder counts."""
     if module.endswith(".py") or "/" in module:
-        plain = Path(module).with_suffix("").as_posix().replace("/", ".")
-        raise UserError(f"--plugin takes a module's name, not a file's; did you mean '{plain}'?")
+        raise UserError(f"--plugin takes a module's name, not a file's; did you mean '{Path(module).stem}'?")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
