@@ -152,6 +152,8 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
     params = {name: tensor[None].to(device) for name, tensor in weights.items()}
     agents = Agents([run.game], params, [seed], run.arguments)
     quiet = Console(stderr=True, markup=False, emoji=False) if args.json else console
+    if not run.sealed:
+        quiet.print(f"{args.folder} is of version 0.10 or before and has no checksum: damage would go unnoticed")
     with Display(quiet) as display:
         scores = evaluate_agents(config, agents, display)[0]
     mean = sum(scores) / len(scores)

@@ -136,7 +136,7 @@ class Gymnasium:
         for i, env in enumerate(self._envs):
             try:
                 image, gained, terminal[i], truncated[i], _ = env.step(int(self._action[i]) + self._offset)
-                reward[i] = float(gained)
+                reward[i] = _finite(float(gained))
             except Exception as error:
                 raise self._fault(i, error) from error
             frames[i] = self._begun(i) if terminal[i] or truncated[i] else self._frame(i, image)
@@ -165,6 +165,12 @@ class Gymnasium:
     def _fault(self, place: int, error: Exception) -> EnvironmentFault:
         said = " ".join(str(error).split())
         return EnvironmentFault(place, f"'{self._game}' raised {type(error).__name__}: {said} ({where(error)})")
+
+
+def _finite(reward: float) -> float:
+    if not np.isfinite(reward):
+        raise ValueError(f"a reward of {reward}, which no score can be made of")
+    return reward
 
 
 def _made(game: str, count: int, maker: Maker, arguments: Mapping[str, Argument]) -> list[Any]:

@@ -15,17 +15,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
 from torch import Tensor
 
-from spr import __version__, files
+from spr import __version__, files, weights
 from spr.config import Config, from_dict
 from spr.errors import UserError
 from spr.games import normalised
 from spr.methods import current_name, is_atari_100k
-from spr.networks import Networks, num_actions_of
 
 DIVERGED_UPDATE = "diverged.safetensors"  # what reproduces the update by which a run diverged
 _DIVERGED = ("diverged.json", DIVERGED_UPDATE, "fault.json", "fault.spr")  # the last two up to 0.7
@@ -34,8 +31,6 @@ TENSORBOARD = "tensorboard"  # the folder of a run's event files
 WANDB = "wandb"  # beside all runs: the folder of what is logged there
 WANDB_ID = "wandb.json"  # what a run is called there
 _KNOWN = ("config.json", *_GROWING, "agent.safetensors", "result.json", TENSORBOARD, WANDB_ID, *_DIVERGED)
-_LARGEST_DESCRIPTION = 2**22  # bytes
-_MOST_ACTIONS = 4096
 LOGS = "logs"  # where a sweep's commands write what they say
 _FILES = {"config.json": "it is not a run's folder", "agent.safetensors": "its agent was not saved"}
 
@@ -53,6 +48,7 @@ class Run(NamedTuple):
     step: int | None = None  # after which its agent was saved; None where a file does not say
     plugins: tuple[str, ...] = ()  # modules that were named when it was made: for the record, never imported for it
     log_every: int | None = None  # steps between two rows of metrics; None where it does not matter
+    sealed: bool = True  # whether its agent's file has a checksum; those up to version 0.10 have none
 
     @property
     def arguments(self) -> dict[str, bool | int | float | str]:
@@ -315,14 +311,14 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def _append(path: Path, row: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+        # What is no number has no place in JSON, whatever the library would write.
+        illegal = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+        file.write(json.dumps(row | dict.fromkeys(illegal), allow_nan=False) + "\n")
 
 
 def save_agent(run: Run, params: dict[str, Tensor], step: int) -> None:
     """Store one agent's weights, and the step after which they are these."""
-    plain = {name: p.detach().float().contiguous().cpu() for name, p in params.items()}
-    # One entry only: the library writes several in any order, and equal runs have equal files.
-    files.replace(run.path / "agent.safetensors", save(plain, {"step": str(step)}))
+    files.replace(run.path / "agent.safetensors", weights.to_bytes(params, {"step": step}, run.config.to_dict()))
 
 
 def save_result(run: Run, episodes: Sequence[float], measured: dict[str, Any]) -> dict[str, Any]:
@@ -348,8 +344,7 @@ def save_result(run: Run, episodes: Sequence[float], measured: dict[str, Any]) -
 def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
     """Read a run's description and its agent's weights, from its folder or from an exported file.
 
-    Loading never runs code from a file. Names, shapes and sizes are checked against the configuration before any weight
-    is read.
+    Loading never runs code from a file, and what was damaged is refused (see `weights`).
     """
     if path.is_dir():
         for name, meaning in _FILES.items():
@@ -359,15 +354,15 @@ def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
         raise UserError(f"{path} is neither a run's folder, such as runs/spr/pong/seed-0, nor an exported agent")
     try:
         file = path / "agent.safetensors" if path.is_dir() else path
-        with safe_open(file, "pt") as agent:
-            about = agent.metadata() or {}
-            data = about | json.loads(read_text(path / "config.json") if path.is_dir() else about.get("spr", ""))
-            run = _described(path, data)
-            _check_weights(agent, run.config, file.stat().st_size)
-            weights = {name: agent.get_tensor(name) for name in agent.keys()}  # noqa: SIM118 - it is no mapping
+        said = weights.about(file)
+        data = said.words | (json.loads(read_text(path / "config.json")) if path.is_dir() else {})
+        run = _described(path, data)._replace(sealed=said.checksum is not None)
+        found = weights.read(file, said, run.config, data["config"])
+    except UserError as error:
+        raise UserError(f"{path} can't be used: {error}") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise _unreadable(path, error) from error
-    return run, weights
+    return run, found
 
 
 def describe(path: Path) -> Run:
@@ -400,25 +395,9 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 def read_text(path: Path) -> str:
     """Read a description; a real one is a few kilobytes."""
-    if path.stat().st_size > _LARGEST_DESCRIPTION:
+    if path.stat().st_size > weights.LARGEST_DESCRIPTION:
         raise UserError(f"{path} is too large to be a run's description")
     return path.read_text(encoding="utf-8")
-
-
-def _check_weights(agent: Any, config: Config, size: int) -> None:
-    """Compare an open file's tensors with what the configuration asks for."""
-    found = {name: agent.get_slice(name) for name in agent.keys()}  # noqa: SIM118
-    actions = max(1, num_actions_of(config, {name: piece.get_shape() for name, piece in found.items()}))
-    if actions > _MOST_ACTIONS:
-        raise UserError(f"an agent with {actions:,} actions is not believable")
-    with torch.device("meta"):
-        expected = {name: list(p.shape) for name, p in Networks(config, actions).named_parameters()}
-    shapes = {name: piece.get_shape() for name, piece in found.items() if piece.get_dtype() == "F32"}
-    if shapes != expected:
-        wrong = sorted(name for name in found.keys() | expected.keys() if shapes.get(name) != expected.get(name))
-        raise UserError(f"the agent's '{wrong[0]}' is not what its configuration asks for")
-    if size > 4 * sum(math.prod(shape) for shape in expected.values()) + _LARGEST_DESCRIPTION:
-        raise UserError("the agent's file is larger than its weights")
 
 
 def unusable(path: Path, error: OSError) -> UserError:
@@ -427,4 +406,4 @@ def unusable(path: Path, error: OSError) -> UserError:
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:
-    files.replace(path, (json.dumps(data, indent=1) + "\n").encode())
+    files.replace(path, (json.dumps(data, indent=1, allow_nan=False) + "\n").encode())

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
 from torch import Tensor
 
 from spr import __version__, files, runs
 from spr.errors import UserError
 from spr.runs import Run
+from spr.weights import to_bytes
 
 _KEPT = ("score", "human_normalised", "random_score", "episodes", "protocol", "precision")
 
@@ -19,9 +19,9 @@ def write_agent(run: Run, weights: Mapping[str, Tensor], target: Path, scores: M
     """Write one file that holds an agent, what it is, and perhaps its scores; an existing one is not replaced."""
     if target.exists():
         raise UserError(f"{target} is there already: choose another name")
-    plain = {name: p.detach().float().contiguous().cpu() for name, p in weights.items()}
+    words = json.loads(json.dumps(_described(run) | dict(scores or {})))
     try:
-        files.replace(target, save(plain, {"format": "pt", "spr": json.dumps(_described(run) | dict(scores or {}))}))
+        files.replace(target, to_bytes(weights, words, words["config"]))
     except OSError as error:
         raise runs.unusable(target, error) from error
 
