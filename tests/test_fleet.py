@@ -149,7 +149,6 @@ def test_games_that_can_not_be_a_fleet_are_refused_before_anything_is_written(ga
     [
         (lambda folder: (folder / "config.json").unlink(), "holds checkpoints, but its config.json is gone"),
         (lambda folder: [file.write_bytes(b"torn") for file in folder.glob("checkpoint*")], "no checkpoint in"),
-        (lambda folder: ([file.unlink() for file in folder.iterdir()], (folder / "thesis.tex").touch()), "thesis.tex"),
     ],
 )
 def test_one_run_that_can_not_go_on_is_named_and_costs_the_others_nothing(harm, said, tmp_path, capsys):

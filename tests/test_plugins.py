@@ -69,7 +69,7 @@ def mine(tmp_path, monkeypatch, request):
     tag = f"t{abs(hash(request.node.name)) % 10**9}"
     (tmp_path / f"{tag}_module.py").write_text(SOURCE.format(tag=tag))
     known = [aux_losses._KNOWN, encoders._ENCODERS, envs._own, presets._presets, plugins._named]
-    before = [dict(table) for table in known]
+    before = [table.copy() for table in known]
     path = list(sys.path)
     yield tag
     forget(known, before)
@@ -86,7 +86,7 @@ def forget(known, before):
 def forgotten(mine):
     """Forget what was registered since the beginning, as another process would."""
     known = [aux_losses._KNOWN, encoders._ENCODERS, envs._own, presets._presets, plugins._named]
-    before = [dict(table) for table in known]
+    before = [table.copy() for table in known]
 
     def now():
         forget(known, before)

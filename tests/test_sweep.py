@@ -444,7 +444,7 @@ def test_results_of_a_node_with_a_disk_of_its_own_come_home(whole, tmp_path, mon
     made = settings(tmp_path)
     folder = made.folder(job, job.members[0])
     board = type("Board", (), {"begin": type("Begin", (), {"remote": staticmethod(said.append)})})
-    environment = cluster._environment(made)
+    environment = cluster._environment(made, [job])
     returned = cluster._train(job, made.command(job), str(made.log(job)), [str(folder)], environment, (board, 7))
     assert said == [7]  # that it has begun
     for path in tmp_path.iterdir():

@@ -216,15 +216,14 @@ def _job(
         checkpoint_every=more.get("checkpoint_every", 5_000),
         name=more.get("name"),
         arguments=more.get("env_args", {}),
-        plugins=plugins.names(),
+        plugins=tuple(dict.fromkeys(plugins.modules_of(named))),
     )
     return job, more.get("resume", False), more.get("overwrite", False)
 
 
 def _name_modules(games: Sequence[str]) -> None:
-    for game in games:
-        if ":" in game:
-            plugins.load(game.partition(":")[0])
+    for module in plugins.modules_of(games):
+        plugins.load(module)
 
 
 def _maker(env: Env) -> Maker:

@@ -79,7 +79,7 @@ def _train(args: argparse.Namespace, console: Console) -> int:
         configs={game: preset_config(args.preset, game).override(changes) for game in _games(args.games)},
         seeds=tuple(_seeds(args.seeds)),
         arguments=parse_arguments(args.env_arg),
-        plugins=plugins.names(),
+        plugins=tuple(dict.fromkeys([*args.plugin, *plugins.modules_of(args.games)])),
         device=device,
         precision=precision,
         out=args.out,
@@ -117,7 +117,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
         name=args.name,
         exactly=args.precision != "auto",
         arguments=tuple(args.env_arg),
-        plugins=plugins.names(),
+        plugins=tuple(args.plugin),
         log_every=args.log_every,
         loggers=tuple(args.log),
     )
@@ -366,9 +366,8 @@ def _part(name: str, extra: str) -> Any:
 
 def _games(names: Sequence[str]) -> list[str]:
     """Return the games that were named; 'all' are the 26 of Atari 100k. Modules named with them are imported."""
-    for name in names:
-        if ":" in name:
-            plugins.load(name.partition(":")[0])
+    for module in plugins.modules_of(names):
+        plugins.load(module)
     games = [game for name in names for game in (game_names() if name == "all" else [name])]
     twice = next((game for game in games if games.count(game) > 1), None)
     if twice is not None:

@@ -16,6 +16,7 @@ from spr import runs
 from spr.display import StopRequest
 from spr.errors import UserError
 from spr.plan import Job, Settings
+from spr.plugins import modules_of
 from spr.sweep import Command, Engine, Event
 
 _LOOK = 0.5  # seconds between two looks at the tasks
@@ -31,7 +32,7 @@ def on_ray(together: int, address: str | None) -> Engine:
         raise UserError("--engine ray needs Ray: pip install ray") from error
 
     def engine(jobs: Sequence[Job], settings: Settings, stop: StopRequest) -> Iterator[Event | None]:
-        environment = _environment(settings)
+        environment = _environment(settings, jobs)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -72,12 +73,14 @@ def on_ray(together: int, address: str | None) -> Engine:
     return engine
 
 
-def _environment(settings: Settings) -> dict[str, str]:
+def _environment(settings: Settings, jobs: Sequence[Job]) -> dict[str, str]:
     """Return what the processes on all nodes find in their environment."""
     # Nodes look for ROMs where this machine does, whatever they would do by themselves; empty is ale-py's wheel.
     given = os.environ.get("ALE_ROMS_DIR")
     found = {"ALE_ROMS_DIR": str(Path(given).absolute()) if given else ""}
-    if settings.plugins:  # on nodes that see this folder, what lies in it counts there too
+    if settings.plugins or any(
+        modules_of(job.games) for job in jobs
+    ):  # on nodes that see this folder, what lies in it counts there too
         paths = [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
         found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return found

@@ -7,11 +7,12 @@ person has named that module, on the command line or in Python.
 import importlib
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from spr.errors import UserError
 
-_named: dict[str, None] = {}  # in the order in which they were named
+_named: set[str] = set()
 
 
 def load(module: str) -> None:
@@ -29,7 +30,7 @@ def load(module: str) -> None:
         raise UserError(f"there is no module '{module}', here or among what is installed") from error
     except Exception as error:
         raise _failed(module, error) from error
-    _named[module] = None
+    _named.add(module)
 
 
 def is_named(module: str) -> bool:
@@ -37,9 +38,9 @@ def is_named(module: str) -> bool:
     return module in _named
 
 
-def names() -> tuple[str, ...]:
-    """Return the modules that were named, in their order."""
-    return tuple(_named)
+def modules_of(games: Sequence[str]) -> list[str]:
+    """Return the modules that are named with games, 'module:...'."""
+    return [game.partition(":")[0] for game in games if ":" in game]
 
 
 def where(error: BaseException) -> str:
