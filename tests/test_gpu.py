@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from spr import resume
+import spr
+from spr import resume, watch
 from spr.actor import ActStep
 from spr.environment import Step
 from spr.envs import make
@@ -361,3 +362,22 @@ def test_captured_acting_equals_plain_and_draws_new_noise_each_time():
     games.close()
     assert (chosen["captured"] == chosen["plain"]).mean() > 0.95  # rounding may decide between equals
     assert all(len(set(chosen["captured"][-20:, agent].tolist())) > 3 for agent in range(3))
+
+
+def test_an_agent_answers_on_a_gpu_as_on_a_cpu_and_is_watched_there(tmp_path):
+    changes = {"network.hidden": 16, "replay.batch_size": 4, "schedule.learning_starts": 60, "evaluation.episodes": 2}
+    (run,) = spr.train("catch", changes=changes, steps=70, out=tmp_path, device="cpu")
+    there, here = run.agent("cuda"), run.agent("cpu")
+    obs = np.random.default_rng(0).integers(0, 256, (5, 4, 84, 84), dtype=np.uint8)
+    actions = np.random.default_rng(1).integers(0, 3, (5, 4))
+    for mine, plain in (
+        (there.q_values(obs), here.q_values(obs)),
+        (there.encode(obs), here.encode(obs)),
+        (there.predict(obs, actions), here.predict(obs, actions)),
+    ):
+        np.testing.assert_allclose(mine, plain, rtol=2e-2, atol=5e-3)  # acting may use TF32
+    assert there.q_values(torch.from_numpy(obs)).device.type == "cuda"
+    assert len(spr.evaluate(there).scores) == 2
+    agent = watch.load(run.folder, GPU)
+    assert len(list(watch.film(agent, 0, 5, []))) == 5
+    agent.close()

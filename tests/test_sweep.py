@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -445,6 +446,9 @@ def test_results_of_a_node_with_a_disk_of_its_own_come_home(whole, tmp_path, mon
     folder = made.folder(job, job.members[0])
     board = type("Board", (), {"begin": type("Begin", (), {"remote": staticmethod(said.append)})})
     environment = cluster._environment(made, [job])
+    assert "PYTHONPATH" not in environment
+    for named, jobs in ((replace(made, plugins=("mine",)), [job]), (made, [Job("spr", ("mine:make",), (0,))])):
+        assert cluster._environment(named, jobs)["PYTHONPATH"].startswith(str(Path.cwd()))  # what lies here counts
     returned = cluster._train(job, made.command(job), str(made.log(job)), [str(folder)], environment, (board, 7))
     assert said == [7]  # that it has begun
     for path in tmp_path.iterdir():
