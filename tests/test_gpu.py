@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import spr
-from spr import resume, watch
+from spr import resume
 from spr.actor import ActStep
 from spr.environment import Step
 from spr.envs import make
@@ -378,6 +378,9 @@ def test_an_agent_answers_on_a_gpu_as_on_a_cpu_and_is_watched_there(tmp_path):
         np.testing.assert_allclose(mine, plain, rtol=2e-2, atol=5e-3)  # acting may use TF32
     assert there.q_values(torch.from_numpy(obs)).device.type == "cuda"
     assert len(spr.evaluate(there).scores) == 2
+    pytest.importorskip("matplotlib", reason="films need the extra 'video'")
+    from spr import watch  # noqa: PLC0415
+
     agent = watch.load(run.folder, GPU)
     assert len(list(watch.film(agent, 0, 5, []))) == 5
     agent.close()
