@@ -401,9 +401,10 @@ def test_a_second_sweep_skips_everything(whole):
 def test_a_sweep_that_is_stopped_goes_on_to_the_same_bytes(engine, how, whole, tmp_path):
     if engine == "ray":
         pytest.importorskip("ray")
+    own = ("--address", "local") if engine == "ray" else ()  # not the cluster of a test that runs beside this one
     arguments = ("sweep", "--games", "catch", "--runs", 2, "--agents", 1,
                  "--together", 2, "--out", tmp_path, "--checkpoint-every", 25, *CHANGES)  # fmt: skip
-    command = spr(*arguments, "--engine", engine)
+    command = spr(*arguments, "--engine", engine, *own)
     wait_for(lambda: list(tmp_path.rglob("checkpoint-*.safetensors")))
     command.send_signal(how)
     said, _ = command.communicate(timeout=60)
