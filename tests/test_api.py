@@ -193,6 +193,10 @@ def test_wrong_arguments_say_what_is_right(tmp_path):
         spr.train("catch", step=3, out=tmp_path)
     with pytest.raises(spr.UserError, match="unknown preset 'sprr'; did you mean 'spr'"):
         spr.train("catch", preset="sprr", out=tmp_path)
+    with pytest.raises(spr.UserError, match="seed 3 is given twice"):
+        spr.train("catch", seeds=[3, 3], out=tmp_path)
+    with pytest.raises(spr.UserError, match="the game catch is given twice"):
+        spr.train(["catch", "catch"], out=tmp_path)
     assert "rainbow" in spr.presets()
     assert spr.preset("der").replay.n_step == 20
     assert not list(tmp_path.iterdir())

@@ -9,6 +9,7 @@ from conftest import as_options
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+import spr
 from spr import aux_losses, checkpoint, encoders, envs, plugins
 from spr import methods as presets
 from spr.cli import main
@@ -142,6 +143,7 @@ def test_a_function_that_makes_environments_is_a_game(mine, tmp_path):
     assert main(["train", game, *OPTIONS]) == 0
     run = tmp_path / "runs" / "spr" / f"{mine}_module_Lights" / "seed-0"
     assert main(["evaluate", str(run)]) == 0  # in this process the module was named on the command line
+    assert len(spr.evaluate(run, sys.modules[f"{mine}_module"].Lights, 2).scores) == 2
     assert main(["train", f"{mine}_module:Nothing", *OPTIONS]) == 2
 
 

@@ -15,11 +15,11 @@ import gymnasium
 from spr import agent as agents
 from spr import events, plugins, runs
 from spr.agent import Agent
-from spr.envs import provide
+from spr.envs import named_games, provide
 from spr.errors import UserError
 from spr.evaluation import Agents
 from spr.events import Consumer, Event, to_all, write_metrics
-from spr.games import game_names, normalised
+from spr.games import normalised
 from spr.gym_envs import Maker
 from spr.hardware import choose_device, choose_precision, tune
 from spr.methods import PRESETS, preset_config
@@ -170,10 +170,10 @@ def evaluate(
     agent = agent if isinstance(agent, Agent) else agents.load(agent)
     tune(agent.device, choose_precision("auto", agent.device))
     if isinstance(env, str) or env is None:
-        game, arguments = env or agent.game, {} if env else agent.run.arguments
-        _name_modules([env] if env else [])
+        game = agent.game if env is None else named_games([env])[0]
+        arguments = agent.run.arguments if env is None else {}
     else:
-        game, arguments = f"{agent.game}-given", {}
+        game, arguments = f"{runs.plain_name(agent.game)}-given", {}
         provide(game, _maker(env))
     config = agent.config if episodes is None else agent.config.override({"evaluation.episodes": episodes})
     params = {name: tensor[None] for name, tensor in agent.weights.items()}
@@ -194,13 +194,13 @@ def _job(
     known = {"steps", "device", "precision", "name", "checkpoint_every", "env", "env_args", "resume", "overwrite"}
     if unknown := sorted(more.keys() - known):
         raise TypeError(f"train() got an unexpected argument '{unknown[0]}'; there are {', '.join(sorted(known))}")
-    named = [games] if isinstance(games, str) else list(games)
-    named = [game for name in named for game in (game_names() if name == "all" else [name])]
+    named = named_games([games] if isinstance(games, str) else games)
+    numbers = (seeds,) if isinstance(seeds, int) else tuple(seeds)
+    runs.check_seeds(numbers)
     if (env := more.get("env")) is not None:
         if len(named) != 1:
             raise UserError("an environment of your own has one name")
         provide(named[0], _maker(env))
-    _name_modules(named)
     runs.check_name(more.get("name"))
     changes = dict(changes or {}) | ({"schedule.steps": more["steps"]} if "steps" in more else {})
     device = choose_device(more.get("device", "auto"))
@@ -209,7 +209,7 @@ def _job(
     job = TrainJob(
         preset=preset,
         configs={game: preset_config(preset, game).override(changes) for game in named},
-        seeds=(seeds,) if isinstance(seeds, int) else tuple(seeds),
+        seeds=numbers,
         device=device,
         precision=precision,
         out=Path(out),
@@ -219,11 +219,6 @@ def _job(
         plugins=tuple(dict.fromkeys(plugins.modules_of(named))),
     )
     return job, more.get("resume", False), more.get("overwrite", False)
-
-
-def _name_modules(games: Sequence[str]) -> None:
-    for module in plugins.modules_of(games):
-        plugins.load(module)
 
 
 def _maker(env: Env) -> Maker:

@@ -22,7 +22,7 @@ from spr.arguments import make_parser
 from spr.cluster import on_ray
 from spr.config import Config, fields, parse_override
 from spr.display import Bar, Display, StopRequest
-from spr.envs import family, known_games, make, own_games
+from spr.envs import family, known_games, make, named_games, own_games
 from spr.errors import EnvironmentFault, UserError, plural
 from spr.evaluation import Agents
 from spr.events import to_all, write_metrics
@@ -76,7 +76,7 @@ def _train(args: argparse.Namespace, console: Console) -> int:
     tune(device, precision)
     job = TrainJob(
         preset=args.preset,
-        configs={game: preset_config(args.preset, game).override(changes) for game in _games(args.games)},
+        configs={game: preset_config(args.preset, game).override(changes) for game in named_games(args.games)},
         seeds=tuple(_seeds(args.seeds)),
         arguments=parse_arguments(args.env_arg),
         plugins=tuple(dict.fromkeys([*args.plugin, *plugins.modules_of(args.games)])),
@@ -105,7 +105,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
     here = args.engine == "local"
     # The driver of a cluster need not have the device that its nodes have.
     elsewhere = not here and args.device in DEVICES[1:]
-    games = _games(args.games)
+    games = named_games(args.games)
     device = torch.device(args.device) if elsewhere else choose_device(args.device)
     largest = args.agents or LARGEST_FLEET[device.type]
     settings = Settings(
@@ -284,7 +284,7 @@ def _bench(args: argparse.Namespace, console: Console) -> int:
         raise UserError("--agents takes numbers of at least 1")
     if args.profile and device.type != "cuda":
         raise UserError("--profile looks at the kernels of a GPU, and there is none here")
-    games = _games(args.games)
+    games = named_games(args.games)
     if len({family(game) for game in games}) > 1:
         for game in games:
             make(game, 1, obs=config.observation).close()  # an unknown one is refused in the words of its owner
@@ -364,17 +364,6 @@ def _part(name: str, extra: str) -> Any:
         raise UserError(f"'spr {name}' needs the package {error.name}: pip install 'spr[{extra}]'") from error
 
 
-def _games(names: Sequence[str]) -> list[str]:
-    """Return the games that were named; 'all' are the 26 of Atari 100k. Modules named with them are imported."""
-    for module in plugins.modules_of(names):
-        plugins.load(module)
-    games = [game for name in names for game in (game_names() if name == "all" else [name])]
-    twice = next((game for game in games if games.count(game) > 1), None)
-    if twice is not None:
-        raise UserError(f"the game {twice} is given twice")
-    return games
-
-
 def _seeds(texts: Sequence[str]) -> list[int]:
     """Read seeds: numbers and ranges, with spaces or commas between them."""
     seeds: list[int] = []
@@ -385,12 +374,8 @@ def _seeds(texts: Sequence[str]) -> list[int]:
         if dash and int(last) - int(first) not in range(10_000):
             raise UserError(f"'{text}' is no range of seeds: the smaller one comes first")
         seeds += range(int(first), int(last or first) + 1)
-    if any(seed < 0 or seed >= 2**31 for seed in seeds):
-        raise UserError(f"seeds must be between 0 and {2**31 - 1}")
-    twice = sorted({seed for seed in seeds if list(seeds).count(seed) > 1})
-    if twice:
-        raise UserError(f"seed {twice[0]} is given twice: each agent of a fleet needs its own")
-    return list(seeds)
+    runs.check_seeds(seeds)
+    return seeds
 
 
 _COMMANDS = {

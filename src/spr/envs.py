@@ -54,6 +54,17 @@ def own_games() -> list[str]:
     return list(_own)
 
 
+def named_games(names: Sequence[str]) -> list[str]:
+    """Return the games that a person has named, 'all' the 26 of Atari 100k; modules named with them are imported."""
+    for module in plugins.modules_of(names):
+        plugins.load(module)
+    games = [game for name in names for game in (game_names() if name == "all" else [name])]
+    twice = next((game for game in games if games.count(game) > 1), None)
+    if twice is not None:
+        raise UserError(f"the game {twice} is given twice")
+    return games
+
+
 def make(
     game: str,
     count: int,

@@ -79,6 +79,15 @@ def check_name(name: str | None) -> None:
         )
 
 
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Refuse seeds that environments can't take, and one that is given twice."""
+    if any(seed < 0 or seed >= 2**31 for seed in seeds):
+        raise UserError(f"seeds must be between 0 and {2**31 - 1}")
+    twice = sorted({seed for seed in seeds if list(seeds).count(seed) > 1})
+    if twice:
+        raise UserError(f"seed {twice[0]} is given twice: each agent of a fleet needs its own")
+
+
 def folder(out: Path, name: str, game: str, seed: int) -> Path:
     """Return where a run lives."""
     return out / name / plain_name(game) / f"seed-{seed}"
