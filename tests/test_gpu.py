@@ -13,7 +13,6 @@ from spr.environment import Step
 from spr.envs import make
 from spr.evaluation import Agents, play
 from spr.fleet import assemble
-from spr.graphs import captured
 from spr.hardware import tune
 from spr.learner import Learner, UpdateRunner
 from spr.methods import PRESETS, preset_config
@@ -95,7 +94,7 @@ def test_nothing_that_changes_is_frozen_in_the_graph(three):
     fleet, updates, *_ = three
     state, rng = fleet.state, fleet.rng
     kept = [t.clone() for t in (state.weights, state.first_moment, state.second_moment, state.count)]
-    priority, offsets = fleet.replay.priority.clone(), [g.get_offset() for g in rng.generators]
+    priority, places = fleet.replay.priority.clone(), [rng.state(agent) for agent in range(rng.agents)]
 
     def replayed(beta, rewind_dice=True):
         for tensor, before in zip(
@@ -104,8 +103,8 @@ def test_nothing_that_changes_is_frozen_in_the_graph(three):
             tensor.copy_(before)
         fleet.replay.priority.copy_(priority)
         if rewind_dice:
-            for generator, offset in zip(rng.generators, offsets, strict=True):
-                generator.set_offset(offset)
+            for agent, place in enumerate(places):
+                rng.restore(agent, place)
         updates.means()
         updates.beta.fill_(beta)
         updates()
@@ -121,28 +120,6 @@ def test_nothing_that_changes_is_frozen_in_the_graph(three):
     kept[3] = state.count.clone()
     assert not torch.equal(replayed(0.4)[1], weights)  # Adam's step count is read too
     assert state.count.item() == 1e6 + 1
-
-
-def test_a_late_capture_does_not_disturb_the_first_replay(monkeypatch):
-    """Capturing sets places that hold the generators' offsets to zero, on a stream of its own: here late on purpose."""
-    begin = torch.cuda.CUDAGraph.capture_begin
-
-    def late(graph, *args, **kwargs):
-        torch.cuda._sleep(200_000_000)  # a tenth of a second of clock cycles, on the stream of the capture
-        begin(graph, *args, **kwargs)
-
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", late)
-    generator, same = (torch.Generator(GPU).manual_seed(7) for _ in range(2))
-    drawn = torch.zeros(8, device=GPU)
-
-    def slowly():
-        torch.cuda._sleep(600_000_000)
-        return drawn.uniform_(generator=generator)
-
-    once = captured(slowly, GPU, [generator])
-    for call in range(6):
-        expected = torch.empty(8, device=GPU).uniform_(generator=same)
-        assert torch.equal(once(), expected), call
 
 
 def test_a_fault_stops_one_agent_of_a_captured_fleet():
@@ -204,7 +181,7 @@ def test_a_restored_fleet_goes_on_to_the_same_bits(step):
     assert len(rows) == 300 - step
     assert torch.equal(resumed.fleet.state.weights, whole.fleet.state.weights)
     assert torch.equal(resumed.fleet.replay.priority, whole.fleet.replay.priority)
-    assert all(map(torch.equal, *([g.get_state() for g in t.fleet.rng.generators] for t in (resumed, whole))))
+    assert all(map(torch.equal, *([t.fleet.rng.state(i) for i in range(t.fleet.rng.agents)] for t in (resumed, whole))))
 
 
 def test_an_evaluation_is_played_as_on_a_cpu():

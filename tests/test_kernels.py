@@ -32,6 +32,36 @@ def numbers(*shape, seed=0):
     return torch.randn(*shape, generator=generator).to(DEVICE)
 
 
+def test_random_words_are_those_of_the_published_generator():
+    """The first answers that its authors give for Philox 4x32-10: nothing but zeros in; and after 2^32 draws more."""
+    _, uniform = kernels.random(torch.tensor([[0, 0], [0, 2**32]], device=DEVICE), 0, 4)
+    words = (uniform * 2**24).long().tolist()
+    assert words[0] == [0x6627E8, 0xE169C5, 0xBC57AC, 0x9B00DB]
+    assert words[1] != words[0]
+
+
+def test_random_numbers_have_their_distributions_and_depend_on_seed_and_turn_only():
+    streams = torch.tensor([[7, 0], [8, 0], [7, 1]], device=DEVICE)
+    normal, uniform = kernels.random(streams, 20_001, 10_002)
+    assert streams.tolist() == [[7, 1], [8, 1], [7, 2]]
+    for row in normal.double():
+        moments = [row.mean(), row.square().mean() - 1, row.pow(3).mean(), row.pow(4).mean() - 3]
+        errors = [(scale / len(row)) ** 0.5 for scale in (1, 2, 15, 96)]
+        assert all(abs(moment) < 5 * error for moment, error in zip(moments, errors, strict=True))
+    for row in uniform.double():
+        assert 0 <= row.min() < 0.001
+        assert 0.999 < row.max() < 1
+        assert abs(row.mean() - 0.5) < 5 * (1 / 12 / len(row)) ** 0.5
+        counts = (row * 16).long().bincount(minlength=16)
+        assert ((counts - len(row) / 16).square() / (len(row) / 16)).sum() < 45  # chi-square, 15 degrees: p = 1e-4
+    assert (normal.corrcoef() - torch.eye(3, device=DEVICE)).abs().max() < 0.04
+    assert abs((normal[:, :-1] * normal[:, 1:]).mean()) < 0.02  # neighbours
+    again, _ = kernels.random(streams[:1], 20_001, 10_002)
+    assert torch.equal(again[0], normal[2])  # alone, at its second turn
+    assert [part.shape for part in kernels.random(streams, 0, 0)] == [(3, 0), (3, 0)]
+    assert streams[0, 1] == 2  # nothing was drawn
+
+
 @pytest.mark.parametrize("planes", [4, 3])
 def test_observations_are_drawn_as_pixel_by_pixel(planes):
     generator = torch.Generator().manual_seed(0)
@@ -47,7 +77,7 @@ def test_observations_are_drawn_as_pixel_by_pixel(planes):
 @pytest.mark.parametrize(
     ("side", "channels", "kernel", "stride", "out"), [(20, 4, 8, 4, 32), (9, 32, 4, 2, 64), (7, 64, 3, 1, 64)]
 )
-def test_convolutions_without_gradients_are_the_librarys(side, channels, kernel, stride, out):
+def test_convolutions_are_the_librarys(side, channels, kernel, stride, out):
     """Of each agent by its own weights, and of a part of what each agent has."""
     x = numbers(2, 4, side, side, channels)[:, 1:]
     weight, bias = numbers(2, out, channels, kernel, kernel) / 10, numbers(2, out)
@@ -56,6 +86,30 @@ def test_convolutions_without_gradients_are_the_librarys(side, channels, kernel,
         exact = [tensor[agent].double() for tensor in (x, weight, bias)]  # in float32 the library may round more
         plain = torch.conv2d(exact[0].permute(0, 3, 1, 2), *exact[1:], stride).relu().permute(0, 2, 3, 1)
         torch.testing.assert_close(made[agent], plain.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("side", "channels", "kernel", "stride", "out"),
+    [(21, 4, 8, 4, 32), (9, 32, 4, 2, 64), (7, 64, 3, 1, 64), (11, 16, 5, 5, 24)],
+)
+def test_gradients_of_convolutions_are_the_librarys(side, channels, kernel, stride, out):
+    """With pixels at the edge that no kernel reaches, and channels that fill no block."""
+    x = numbers(2, 4, side, side, channels)[:, 1:]
+    weight, bias = numbers(2, kernel, kernel, channels, out) / 10, numbers(2, out)
+    y = kernels.convolve(x, weight, bias, stride, torch.float32)
+    g = numbers(*y.shape, seed=1)
+    d_x, d_kernel = kernels.convolve_back(g, y, x, weight, stride), kernels.kernel_back(g, y, x, weight, stride)
+    for agent in range(2):
+        exact = [tensor[agent].double() for tensor in (x, weight, bias)]
+        _, pull = vjp(
+            lambda x, w, b: (
+                torch.conv2d(x.permute(0, 3, 1, 2), w.permute(3, 2, 0, 1), b, stride).relu().permute(0, 2, 3, 1)
+            ),
+            *exact,
+        )
+        found = (d_x[agent], d_kernel[agent, :-1].view(weight.shape[1:]), d_kernel[agent, -1])
+        for mine, plain in zip(found, pull(g[agent].double()), strict=True):
+            assert (mine - plain).norm() < 1e-5 * plain.norm()
 
 
 @pytest.mark.slow
@@ -122,4 +176,4 @@ def test_a_whole_update_by_kernels_is_the_plain_one(monkeypatch):
     found = gradients()
     for op in fused.KERNELS:
         op.register_kernel("cpu", op._init_fn)
-    assert ((found - plain).norm(dim=1) < 1e-5 * plain.norm(dim=1)).all()
+    assert ((found - plain).norm(dim=1) < 1e-4 * plain.norm(dim=1)).all()

@@ -75,7 +75,7 @@ class ActStep:
         self._outbox = Outbox(device)
         self.epsilon = torch.zeros((), device=device)
         self._select = compiled(self._select_and_store, device)
-        self._act = captured(self._act_greedily, device, fleet.rng.generators)
+        self._act = captured(self._act_greedily, device)
 
     def start(self, frame: Frames) -> None:
         """Show the first frame of every game, [S, C, H, W]."""

@@ -25,11 +25,11 @@ _ROUNDS = 5  # of which the median is taken
 # What the names of kernels tell about them, and of those that several lines fit the first.
 _KINDS = {
     "observations drawn": r"^_draw",
-    "convolutions without gradients": r"^_convolve",
+    "the encoder's convolutions and their gradient": r"^_(convolve|kernel)",
     "the transition model and its gradient": r"^_(first|second|weights)",
     "matrix products": r"gemm|gemv|cutlass|nvjet|splitK|cublas|xmma",
     "Adam, clipping, targets": r"(?=.*sqrt)(?=.*(lerp|addcmul|addcdiv|pow)).*copy",
-    "random numbers": r"distribution|philox|random|normal_|uniform",
+    "random numbers": r"^_random",
     "copies": r"[Mm]emcpy|[Mm]emset|copy_kernel|CatArray",
     "reductions": r"triton_(red|per)|reduce",
     "element by element": r"triton_poi|elementwise|vectorized",

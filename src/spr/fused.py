@@ -23,11 +23,11 @@ def has_kernels(x: Tensor) -> bool:
 def convolve_relu(x: Tensor, weight: Tensor, bias: Tensor, stride: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return relu(convolve(x, weight) + bias).
 
-    Where no gradient is wanted, a GPU does it in one pass without anything in between, and returns it in a dtype: what
-    is multiplied next need not be wider than the product.
+    A GPU does it in one pass without anything in between, and returns it in a dtype: what is multiplied next need not
+    be wider than the product. Its gradient takes two passes.
     """
     run = weight.shape[1] * weight.shape[-1]  # numbers of a kernel's row
-    if torch.is_grad_enabled() or not has_kernels(weight) or run % 16:
+    if not has_kernels(weight) or run % 16:
         return F.relu(ops.convolve(x, weight, stride) + bias)
     taps = weight.permute(2, 3, 1, 0).contiguous()
     made: Tensor = _convolve_relu(x.to(weight.dtype)[None], taps[None], bias[None], stride, dtype)
@@ -37,8 +37,11 @@ def convolve_relu(x: Tensor, weight: Tensor, bias: Tensor, stride: int, dtype: t
 @torch.library.custom_op("spr::convolve_relu", mutates_args=())
 def _convolve_relu(x: Tensor, taps: Tensor, bias: Tensor, stride: int, dtype: torch.dtype) -> Tensor:
     """[S, N, H, W, C] by [S, k, k, C, out] -> [S, N, H', W', out]."""
-    plain = [F.relu(ops.convolve(a, w.permute(3, 2, 0, 1), stride) + b) for a, w, b in zip(x, taps, bias, strict=True)]
-    return torch.stack(plain).to(dtype)
+    return torch.stack([_plain_convolve(*agent, stride) for agent in zip(x, taps, bias, strict=True)]).to(dtype)
+
+
+def _plain_convolve(x: Tensor, taps: Tensor, bias: Tensor, stride: int) -> Tensor:
+    return F.relu(ops.convolve(x, taps.permute(3, 2, 0, 1), stride) + bias)
 
 
 @_convolve_relu.register_fake
@@ -52,6 +55,70 @@ def _convolve_relu_kernel(x: Tensor, taps: Tensor, bias: Tensor, stride: int, dt
     from spr import kernels  # noqa: PLC0415 - Triton is there with a GPU only
 
     return kernels.convolve(x, taps, bias, stride, dtype)
+
+
+@torch.library.custom_op("spr::convolve_back", mutates_args=())
+def _convolve_back(g: Tensor, y: Tensor, x: Tensor, taps: Tensor, stride: int) -> Tensor:
+    """Return the gradient of what was convolved from that of y, which the convolution gave."""
+    return _plain_convolve_back(g, y, x, taps, stride)[0].to(x.dtype)
+
+
+@_convolve_back.register_fake
+def _(g: Tensor, y: Tensor, x: Tensor, taps: Tensor, stride: int) -> Tensor:  # noqa: ARG001
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("spr::kernel_back", mutates_args=())
+def _kernel_back(g: Tensor, y: Tensor, x: Tensor, taps: Tensor, stride: int) -> Tensor:
+    """Return the gradients of the kernels, and in a last row of the biases: [S, k * k * C + 1, out] in float32."""
+    _, d_taps, d_bias = _plain_convolve_back(g, y, x, taps, stride)
+    return torch.cat([d_taps.flatten(1, 3), d_bias[:, None]], 1)
+
+
+@_kernel_back.register_fake
+def _(g: Tensor, y: Tensor, x: Tensor, taps: Tensor, stride: int) -> Tensor:  # noqa: ARG001
+    rows = taps[0, ..., 0].numel()
+    return taps.new_empty(len(taps), rows + 1, taps.shape[-1], dtype=torch.float32)
+
+
+def _plain_convolve_back(g: Tensor, y: Tensor, x: Tensor, taps: Tensor, stride: int) -> list[Tensor]:
+    d = torch.where(y > 0, g, 0).float()
+    found = []
+    for mine, one, weight in zip(d, x.float(), taps.float(), strict=True):
+
+        def convolved(one: Tensor, weight: Tensor) -> Tensor:
+            return ops.convolve(one, weight.permute(3, 2, 0, 1), stride)
+
+        pull: Any = torch.func.vjp(convolved, one, weight)[1]
+        found.append((*pull(mine), mine.sum((0, 1, 2))))
+    return [torch.stack(part) for part in zip(*found, strict=True)]
+
+
+def _keep_convolved(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, taps, _, ctx.stride, _ = inputs
+    ctx.save_for_backward(output, x, taps)
+
+
+def _convolve_gradient(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+    y, x, taps = ctx.saved_tensors
+    d_x = _convolve_back(g, y, x, taps, ctx.stride) if ctx.needs_input_grad[0] else None
+    d_taps, d_bias = _kernel_back(g, y, x, taps, ctx.stride).split([taps[0, ..., 0].numel(), 1], 1)
+    return d_x, d_taps.reshape(taps.shape).to(taps.dtype), d_bias.squeeze(1), None, None
+
+
+_convolve_relu.register_autograd(_convolve_gradient, setup_context=_keep_convolved)
+
+
+def _convolve_back_kernel(g: Tensor, y: Tensor, x: Tensor, taps: Tensor, stride: int) -> Tensor:
+    from spr import kernels  # noqa: PLC0415
+
+    return kernels.convolve_back(g, y, x, taps, stride)
+
+
+def _kernel_back_kernel(g: Tensor, y: Tensor, x: Tensor, taps: Tensor, stride: int) -> Tensor:
+    from spr import kernels  # noqa: PLC0415
+
+    return kernels.kernel_back(g, y, x, taps, stride)
 
 
 def rollout(
@@ -248,6 +315,8 @@ def _draw_kernel(planes: Tensor, frame: Tensor, shift: Tensor, brightness: Tenso
 KERNELS: dict[Any, Callable[..., Any]] = {
     _draw: _draw_kernel,
     _convolve_relu: _convolve_relu_kernel,
+    _convolve_back: _convolve_back_kernel,
+    _kernel_back: _kernel_back_kernel,
     _rollout: _rollout_kernel,
     _rollout_back: _rollout_back_kernel,
 }

@@ -4,7 +4,7 @@ A GPU finishes the small kernels of one update faster than Python can launch the
 and then recorded once as a CUDA graph, which one call replays; everything that changes lies in device memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,14 +44,11 @@ def compiled(function: Callable[..., T], device: torch.device) -> Callable[..., 
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
 
-def captured(
-    function: Callable[[], T], device: torch.device, generators: Sequence[torch.Generator] = ()
-) -> Callable[[], T]:
+def captured(function: Callable[[], T], device: torch.device) -> Callable[[], T]:
     """Return a function that does the same: on a GPU, from its fourth call on, by replaying a CUDA graph.
 
-    The first calls run eagerly, and count: they let the libraries choose their kernels before these are frozen. The
-    generators are those it draws from; the graph advances them at each replay. What the function returns is overwritten
-    by its next call.
+    The first calls run eagerly, and count: they let the libraries choose their kernels before these are frozen. What
+    the function returns is overwritten by its next call.
     """
     if device.type != "cuda":
         return function
@@ -70,13 +67,8 @@ def captured(
             torch.cuda.current_stream().wait_stream(side)
             return result
         if calls == _EAGER + 1:
-            for generator in generators:
-                graph.register_generator_state(generator)
             with torch.cuda.graph(graph):
                 result = function()
-            # To begin, torch 2.11 sets the generators' offsets on the device to zero, on the capture's own stream, and
-            # nothing waits for that: on a crowded GPU it may come after the first replay has filled them.
-            torch.cuda.synchronize()
         graph.replay()
         return result
 

@@ -20,6 +20,50 @@ def precision_of(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
+# ---- random numbers
+
+
+@triton.jit
+def _random(state, normal, uniform, NORMAL: tl.constexpr, UNIFORM: tl.constexpr, BLOCK: tl.constexpr):
+    """Philox 4x32-10 (Salmon et al. 2011): four words from a seed, a place, and how often was drawn before."""
+    agent = tl.program_id(0).to(tl.int64)
+    seed, turn = tl.load(state + 2 * agent), tl.load(state + 2 * agent + 1)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    none = place * 0
+    low, high = none + (turn & 0xFFFFFFFF).to(tl.uint32), none + (turn >> 32).to(tl.uint32)
+    a, b, c, d = tl.philox(seed, place, low, high, none)
+    normals: tl.constexpr = (NORMAL + 3) // 4
+    uniforms: tl.constexpr = (UNIFORM + 3) // 4
+    # Normal numbers come in pairs, by their distance from 0 and an angle (Box and Muller 1958).
+    some = place < normals
+    target = normal + agent * NORMAL + place
+    for pair in tl.static_range(2):
+        far, angle = a if pair == 0 else c, b if pair == 0 else d
+        far = tl.sqrt(-2.0 * tl.log((far.to(tl.float32) + 1.0) * 2.0**-32))
+        angle = angle.to(tl.float32) * (6.283185307179586 * 2.0**-32)
+        one, two = 2 * pair * normals, (2 * pair + 1) * normals
+        tl.store(target + one, far * tl.cos(angle), mask=some & (place + one < NORMAL))
+        tl.store(target + two, far * tl.sin(angle), mask=some & (place + two < NORMAL))
+    place -= normals
+    some = (place >= 0) & (place < uniforms)
+    target = uniform + agent * UNIFORM + place
+    for i in tl.static_range(4):
+        word = a if i == 0 else b if i == 1 else c if i == 2 else d
+        value = (word >> 8).to(tl.float32) * 2.0**-24
+        tl.store(target + i * uniforms, value, mask=some & (place + i * uniforms < UNIFORM))
+
+
+def random(state: Tensor, normal: int, uniform: int) -> tuple[Tensor, Tensor]:
+    """Draw numbers [S, ...] of each kind, and advance the streams [S, 2]: seeds, and how often was drawn."""
+    agents = len(state)
+    made = torch.empty(agents, normal, device=state.device), torch.empty(agents, uniform, device=state.device)
+    places = triton.cdiv(normal, 4) + triton.cdiv(uniform, 4)
+    if places:
+        _random[agents, triton.cdiv(places, 256)](state, *made, NORMAL=normal, UNIFORM=uniform, BLOCK=256)
+        state[:, 1] += 1
+    return made
+
+
 # ---- observations
 
 
@@ -55,7 +99,7 @@ def draw(planes: Tensor, index: Tensor, shift: Tensor, brightness: Tensor, dtype
     return out
 
 
-# ---- convolutions without gradients
+# ---- convolutions, each with its bias and ReLU
 
 
 @triton.jit
@@ -104,6 +148,120 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, stride: int, dtype: torch.
     return out
 
 
+@triton.jit
+def _upstream(g, y, row, n, real, OUT: tl.constexpr):
+    """The gradient before the ReLU, [rows, out], from that after it and from what it gave."""
+    where = row[:, None] * OUT + n[None, :]
+    some = real[:, None] & (n < OUT)[None, :]
+    d = tl.load(g + where, mask=some, other=0.0)
+    return tl.where(tl.load(y + where, mask=some, other=0.0) > 0, d, 0.0)
+
+
+@triton.jit
+def _convolve_back(
+    g, y, weight, out,
+    COUNT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, OUT: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient of what was convolved. A program takes pixels that see the same taps: a stride apart."""
+    agent = tl.program_id(2).to(tl.int64)
+    up, left = tl.program_id(1) // STRIDE, tl.program_id(1) % STRIDE
+    rows: tl.constexpr = (HEIGHT + STRIDE - 1) // STRIDE
+    columns: tl.constexpr = (WIDTH + STRIDE - 1) // STRIDE
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    sample, row, column = m // (rows * columns), m // columns % rows, m % columns
+    n, c = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_C)
+    weight += agent * KERNEL * KERNEL * CHANNELS * OUT
+    side: tl.constexpr = KERNEL // STRIDE
+    total = tl.zeros((BLOCK_M, BLOCK_C), tl.float32)
+    for i in range(side * side):
+        down, right = i // side, i % side
+        above, before = row - down, column - right
+        real = (above >= 0) & (above < OUT_HEIGHT) & (before >= 0) & (before < OUT_WIDTH) & (sample < COUNT)
+        d = _upstream(g, y, ((agent * COUNT + sample) * OUT_HEIGHT + above) * OUT_WIDTH + before, n, real, OUT)
+        tap = (up + down * STRIDE) * KERNEL + left + right * STRIDE
+        w = tl.load(
+            weight + (tap * CHANNELS + c)[None, :] * OUT + n[:, None],
+            mask=(n < OUT)[:, None] & (c < CHANNELS)[None, :], other=0.0,
+        )  # fmt: skip
+        total = tl.dot(d.to(w.dtype), w, total, input_precision=PRECISION)
+    high, wide = row * STRIDE + up, column * STRIDE + left
+    target = out + (((agent * COUNT + sample) * HEIGHT + high) * WIDTH + wide)[:, None] * CHANNELS + c[None, :]
+    inside = (sample < COUNT) & (high < HEIGHT) & (wide < WIDTH)
+    tl.store(target, total.to(out.dtype.element_ty), mask=inside[:, None] & (c < CHANNELS)[None, :])
+
+
+@triton.jit
+def _kernel_back(
+    g, y, x, out, apart,
+    COUNT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, OUT: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient of some rows of a kernel, summed over a share of all places; below them that of the bias."""
+    agent, split = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    places: tl.constexpr = COUNT * OUT_HEIGHT * OUT_WIDTH
+    run: tl.constexpr = KERNEL * CHANNELS
+    total_rows: tl.constexpr = KERNEL * run
+    k, n = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_N)
+    ahead = k // run * (WIDTH * CHANNELS) + k % run
+    x += agent * apart
+    total, sums = tl.zeros((BLOCK_K, BLOCK_N), tl.float32), tl.zeros((BLOCK_N,), tl.float32)
+    each: tl.constexpr = ((places + SPLITS - 1) // SPLITS + BLOCK_M - 1) // BLOCK_M
+    for i in range(each):
+        m = (split * each + i) * BLOCK_M + tl.arange(0, BLOCK_M)
+        place, sample = m % (OUT_HEIGHT * OUT_WIDTH), m // (OUT_HEIGHT * OUT_WIDTH)
+        top, left = place // OUT_WIDTH * STRIDE, place % OUT_WIDTH * STRIDE
+        start = ((sample * HEIGHT + top) * WIDTH + left) * CHANNELS
+        a = tl.load(x + start[:, None] + ahead[None, :], mask=(m < places)[:, None], other=0.0)
+        d = _upstream(g, y, agent * places + m, n, m < places, OUT)
+        total = tl.dot(tl.trans(a), d.to(a.dtype), total, input_precision=PRECISION)
+        sums += tl.sum(d.to(tl.float32), 0)
+    out += (agent * SPLITS + split) * (total_rows + 1) * OUT
+    tl.store(out + k[:, None] * OUT + n[None, :], total, mask=(n < OUT)[None, :])
+    tl.store(out + total_rows * OUT + n, sums, mask=(n < OUT) & (tl.program_id(0) == 0))
+
+
+def _sides(x: Tensor, y: Tensor, weight: Tensor, stride: int) -> dict[str, Any]:
+    """The shapes of a convolution that made y of x."""
+    return {
+        "COUNT": x.shape[1], "HEIGHT": x.shape[2], "WIDTH": x.shape[3], "CHANNELS": x.shape[4], "OUT": y.shape[4],
+        "OUT_HEIGHT": y.shape[2], "OUT_WIDTH": y.shape[3], "KERNEL": weight.shape[1], "STRIDE": stride,
+        "BLOCK_N": max(16, triton.next_power_of_2(y.shape[4])), "PRECISION": precision_of(x),
+    }  # fmt: skip
+
+
+def convolve_back(g: Tensor, y: Tensor, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """Return the gradient of x [S, N, H, W, C] from that of y = convolve(x, weight, ...)."""
+    g, y, weight = g.contiguous(), y.contiguous(), weight.contiguous()
+    agents, count, height, width, channels = x.shape
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    places = count * triton.cdiv(height, stride) * triton.cdiv(width, stride)
+    _convolve_back[triton.cdiv(places, 64), stride * stride, agents](
+        g, y, weight, out, **_sides(x, y, weight, stride),
+        BLOCK_M=64, BLOCK_C=max(16, triton.next_power_of_2(channels)), num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+def kernel_back(g: Tensor, y: Tensor, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """Return the gradients of kernels and biases, [S, k * k * C + 1, out] in float32."""
+    x = x if x[0].is_contiguous() else x.contiguous()
+    g, y = g.contiguous(), y.contiguous()
+    agents, rows, outputs = len(x), weight[0, ..., 0].numel(), weight.shape[-1]
+    block = next(size for size in (64, 32, 16) if rows % size == 0)
+    places = y[0, ..., 0].numel()
+    splits = max(1, min(places // 128, _PROGRAMS * block // (rows * agents)))
+    parts = g.new_empty(agents, splits, rows + 1, outputs, dtype=torch.float32)
+    _kernel_back[rows // block, splits, agents](
+        g, y, x, parts, x.stride(0), **_sides(x, y, weight, stride),
+        BLOCK_M=64, BLOCK_K=block, SPLITS=splits, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return parts.sum(1)
+
+
 # ---- the transition model, rolled out: one program for each agent and sample, whose latent fits into its registers
 
 
@@ -111,6 +269,16 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, stride: int, dtype: torch.
 def _places(sample, pixel, channel, SIZE: tl.constexpr, CHANNELS: tl.constexpr):
     """Where the numbers of a sample lie, [pixels, channels]."""
     return (sample * SIZE + pixel)[:, None] * CHANNELS + channel[None, :]
+
+
+@triton.jit
+def _add_each(a, b, c, d, e, f, g, h):
+    return a + e, b + f, c + g, d + h
+
+
+@triton.jit
+def _wider(low, high, other_low, other_high):
+    return tl.minimum(low, other_low), tl.maximum(high, other_high)
 
 
 @triton.jit
@@ -194,8 +362,9 @@ def _second(
         HEIGHT, WIDTH, CHANNELS, False, PRECISION,
     )  # fmt: skip
     total = tl.maximum(total, 0.0)
-    low = tl.min(tl.min(tl.where(real, total, float("inf")), 1), 0)
-    high = tl.max(tl.max(tl.where(real, total, float("-inf")), 1), 0)
+    # Both at once: threads wait for each other at each of them.
+    low, high = tl.reduce((tl.where(real, total, float("inf")), tl.where(real, total, float("-inf"))), 1, _wider)
+    low, high = tl.reduce((low, high), 0, _wider)
     # Divided exactly, which is not a matter of course on a GPU: its gradient finds the largest value by z == 1.
     total = tl.div_rn(total - low, tl.maximum(high - low, 1e-5) + tl.zeros_like(total))
     tl.store(z + here, total, mask=real)
@@ -224,11 +393,12 @@ def _second_back(
     if not LAST:  # what came through the next step
         mine += tl.load(chain + _places(agent * BATCH + b, pixel, channel, size, CHANNELS), mask=real, other=0.0)
     # The scaling's gradient: shares of it go to the least and the largest values.
-    d_span = tl.where(wide >= 1e-5, -tl.sum(tl.sum(mine * value, 1), 0) / span, 0.0)
-    d_low = -tl.sum(tl.sum(mine, 1), 0) / span - d_span
     lows, highs = (value == 0).to(tl.float32), (value == 1).to(tl.float32)
-    mine = mine / span + lows * (d_low / tl.maximum(tl.sum(tl.sum(lows, 1), 0), 1.0))
-    mine += highs * (d_span / tl.maximum(tl.sum(tl.sum(highs, 1), 0), 1.0))
+    moved, stretched, count_low, count_high = tl.reduce((mine, mine * value, lows, highs), 1, _add_each)
+    moved, stretched, count_low, count_high = tl.reduce((moved, stretched, count_low, count_high), 0, _add_each)
+    d_span = tl.where(wide >= 1e-5, -stretched / span, 0.0)
+    d_low = -moved / span - d_span
+    mine = mine / span + lows * (d_low / tl.maximum(count_low, 1.0)) + highs * (d_span / tl.maximum(count_high, 1.0))
     mine = tl.where(real & (value + low > 0), mine, 0.0)  # ReLU's; neither is below 0
     tl.store(d_second + here, mine.to(d_second.dtype.element_ty), mask=real)
     tl.store(d_bias + sample * CHANNELS + channel, tl.sum(mine, 0))

@@ -197,11 +197,11 @@ class Learner:
         return Gradients(grads, norms, {"loss": loss, **means, **output.metrics, **shown})
 
     def step(self, state: LearnerState, grads: Tensor, norms: dict[str, Tensor]) -> None:
-        """The second half: clip the gradients [S, P], in place; Adam; and then the targets."""
+        """The second half: clip the gradients [S, P]; Adam; and then the targets."""
         learner, healthy = self._config.learner, ~state.diverged[:, None]
         # clip
-        for name, part in self._clipped.items():
-            grads[:, part] *= (learner.max_grad_norm / (norms[name] + 1e-6)).clamp(max=1)[:, None]
+        scales = {name: (learner.max_grad_norm / (norm + 1e-6)).clamp(max=1)[:, None] for name, norm in norms.items()}
+        grads = self._scaled(grads, scales)
         # Adam
         self._adam(state, grads, healthy)
         # targets: theta_m <- decay * theta_m + (1 - decay) * theta_o; the RL target is copied once a period
@@ -238,6 +238,19 @@ class Learner:
         kept = weight.dim() == 1 or self.layout.groups[name].fp32
         return weight if kept else weight.to(self._product)
 
+    def _scaled(self, grads: Tensor, scales: dict[str, Tensor]) -> Tensor:
+        """Scale the gradients [S, P] that are clipped together, each by its own [S, 1].
+
+        A CPU does it in place. A GPU scales them where Adam reads them, and writes nothing back.
+        """
+        for name, part in self._clipped.items():
+            if self._fused:
+                grads[:, part] *= scales[name]
+            else:
+                column = torch.arange(grads.shape[1], device=grads.device)
+                grads = torch.where((column >= part.start) & (column < part.stop), grads * scales[name], grads)
+        return grads
+
     def _adam(self, state: LearnerState, grads: Tensor, healthy: Tensor) -> None:
         """One step of Adam for the agents [S, 1] that are healthy; the others stay as they are."""
         learner = self._config.learner
@@ -271,8 +284,8 @@ class Learner:
 class UpdateRunner:
     """The updates of one fleet: called once per update, eager on a CPU, one captured CUDA graph on a GPU.
 
-    What changes from update to update is read from device memory: random numbers come from the fleet's own generators,
-    which the graph advances at each replay, and `beta` is a tensor that the training loop fills.
+    What changes from update to update is read from device memory: so are the places of the streams of random numbers,
+    which the graph advances at each replay, and `beta`, a tensor that the training loop fills.
     """
 
     def __init__(self, learner: Learner, state: LearnerState, replay: Replay, rng: RngStreams) -> None:
@@ -285,7 +298,7 @@ class UpdateRunner:
         self.last_raw = RawNumbers(*(torch.zeros_like(part) for part in rng.empty()))
         self._updates = 0
         self._note_raw = compiled(self._note, rng.device)
-        self._once = captured(self._update, rng.device, rng.generators)
+        self._once = captured(self._update, rng.device)
 
     def __call__(self) -> None:
         """Do one update."""
@@ -298,7 +311,7 @@ class UpdateRunner:
         metrics = self._learner.update(self._state, self._replay, self._rng, raw, self.beta)
         if self._sums is None or self._names != list(metrics):
             self._names, self._updates = list(metrics), 1
-            self._sums = torch.zeros(len(metrics), len(self._rng.generators), device=self._rng.device)
+            self._sums = torch.zeros(len(metrics), self._rng.agents, device=self._rng.device)
         self._sums += torch.stack(list(metrics.values()))
 
     def _note(self, raw: RawNumbers) -> None:
@@ -318,7 +331,7 @@ class UpdateRunner:
     def sums(self) -> tuple[list[str], Tensor, int]:
         """Return the names, sums [metrics, S] and number of updates behind the next means, for a checkpoint."""
         if self._sums is None:
-            return [], torch.zeros(0, len(self._rng.generators)), 0
+            return [], torch.zeros(0, self._rng.agents), 0
         return self._names, self._sums.cpu(), self._updates
 
     def restore(self, names: list[str], sums: Tensor, updates: int) -> None:

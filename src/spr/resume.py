@@ -44,7 +44,7 @@ def _tensors(training: Training, agent: int, sums: Tensor) -> dict[str, Tensor]:
         **{name: getattr(fleet.state, name)[agent] for name in _STATE},
         "count": fleet.state.count.view(1),
         "priority": fleet.replay.priority[agent],
-        "generator": fleet.rng.generators[agent].get_state(),
+        "generator": fleet.rng.state(agent),
         "metrics": sums[:, agent],
         **{name: torch.from_numpy(getattr(training.log, name)[agent, :step]) for name in _LOG},
     }
@@ -76,7 +76,7 @@ def restore(training: Training, saved: Sequence[Checkpoint]) -> Iterator[int]:
         for name in _STATE:
             getattr(fleet.state, name)[i].copy_(one.tensors[name])
         fleet.replay.priority[i].copy_(one.tensors["priority"])
-        fleet.rng.generators[i].set_state(one.tensors["generator"])
+        fleet.rng.restore(i, one.tensors["generator"])
     fleet.state.count.copy_(saved[0].tensors["count"][0])
     sums = torch.stack([one.tensors["metrics"] for one in saved], 1)
     training.update.restore(about["metrics"], sums, int(about["metrics_updates"]))

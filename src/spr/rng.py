@@ -1,6 +1,6 @@
-"""Owns randomness: one generator per agent, and everything random in an update or an action, drawn up front.
+"""Owns randomness: one stream of numbers per agent, and everything random in an update or an action, drawn up front.
 
-An agent draws the same numbers alone and in any fleet, because no other agent uses its generator.
+An agent draws the same numbers alone and in any fleet, because no other agent uses its stream.
 Shapes: S agents, B batch, O observations of a sequence, A actions.
 """
 
@@ -28,14 +28,57 @@ class Draws(NamedTuple):
 
 
 class RawNumbers(NamedTuple):
-    """What the generators give for one update or one action, before it is cut into draws."""
+    """What the streams give for one update or one action, before it is cut into draws."""
 
     normal: Tensor  # [S, ...]
     uniform: Tensor  # [S, ...] in [0, 1), multiples of 2^-24
 
 
+class _Generators:
+    """Streams on a CPU: the library's generators."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def draw(self, normal: int, uniform: int) -> RawNumbers:
+        return RawNumbers(self._filled(normal, Tensor.normal_), self._filled(uniform, Tensor.uniform_))
+
+    def _filled(self, count: int, fill: Callable[..., Tensor]) -> Tensor:
+        rows = torch.empty(len(self._generators), count)
+        for row, generator in zip(rows, self._generators if count else (), strict=bool(count)):
+            fill(row, generator=generator)
+        return rows
+
+    def state(self, agent: int) -> Tensor:
+        return self._generators[agent].get_state()
+
+    def restore(self, agent: int, state: Tensor) -> None:
+        self._generators[agent].set_state(state)
+
+
+class _Counters:
+    """Streams on a GPU: what an agent draws follows from its seed and from how often it has drawn before.
+
+    So one kernel draws for a whole fleet; the library's generators take a few per agent, and a fleet has many.
+    """
+
+    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
+        self._state = torch.tensor([[seed, 0] for seed in seeds], device=device)  # [S, 2]
+
+    def draw(self, normal: int, uniform: int) -> RawNumbers:
+        from spr import kernels  # noqa: PLC0415 - Triton is there with a GPU only
+
+        return RawNumbers(*kernels.random(self._state, normal, uniform))
+
+    def state(self, agent: int) -> Tensor:
+        return self._state[agent].cpu().view(torch.uint8)
+
+    def restore(self, agent: int, state: Tensor) -> None:
+        self._state[agent].copy_(state.view(torch.int64))
+
+
 class RngStreams:
-    """One generator per agent, and how its numbers become draws."""
+    """One stream of numbers per agent, and how they become draws."""
 
     def __init__(
         self,
@@ -45,12 +88,12 @@ class RngStreams:
         device: torch.device,
         own_actions: Sequence[int] | None = None,
     ) -> None:
-        """Seed one generator per agent on the device that uses its numbers.
+        """Begin one stream per agent on the device that uses its numbers.
 
         There is room for `num_actions`, and numbers are drawn for all of them, whatever an agent's own are.
         """
-        self.generators = [torch.Generator(device=device).manual_seed(seed) for seed in seeds]
-        self.device = device
+        self.agents, self.device = len(seeds), device
+        self._streams = _Generators(seeds) if device.type == "cpu" else _Counters(seeds, device)
         self._config = config
         own = [num_actions] * len(seeds) if own_actions is None else list(own_actions)
         self._own_actions = torch.tensor(own, device=device)[:, None]  # [S, 1]
@@ -62,12 +105,12 @@ class RngStreams:
         self._explores = max(config.schedule.epsilon_start, config.schedule.epsilon_end) > 0
 
     def sample_raw(self) -> RawNumbers:
-        """Draw the numbers of one update: one normal_ and one uniform_ call per agent, however much they fill."""
-        return self._sample(*self._sizes())
+        """Draw the numbers of one update, all at once: an agent's are few, and drawing has a cost of its own."""
+        return self._streams.draw(*self._sizes())
 
     def empty(self) -> RawNumbers:
         """Return room for the numbers of one update."""
-        return RawNumbers(*(torch.empty(len(self.generators), size, device=self.device) for size in self._sizes()))
+        return RawNumbers(*(torch.empty(self.agents, size, device=self.device) for size in self._sizes()))
 
     def _sizes(self) -> tuple[int, int]:
         """Return how many normal and how many uniform numbers one agent's update takes."""
@@ -78,7 +121,7 @@ class RngStreams:
 
     def draws(self, raw: RawNumbers) -> Draws:
         """Cut an update's numbers into draws; a pure function."""
-        agents, batch, count = len(self.generators), self._config.replay.batch_size, len(views_of(self._config))
+        agents, batch, count = self.agents, self._config.replay.batch_size, len(views_of(self._config))
         views = batch * count
         noise, jitter = raw.normal.split([2 * self._noise_size, views], 1)
         ends = [batch, 2 * batch, 2 * batch + 2 * views, 2 * batch + (2 + self._corner) * views]
@@ -98,7 +141,7 @@ class RngStreams:
 
     def sample_raw_action(self) -> RawNumbers:
         """Draw the numbers of one acting step."""
-        return self._sample(self._noise_size, 2 if self._explores else 0)
+        return self._streams.draw(self._noise_size, 2 if self._explores else 0)
 
     def head_noise(self, normal: Tensor) -> Noise:
         """Cut normal numbers [..., all of a head's] into the noise of the Q-head's layers; a pure function."""
@@ -118,7 +161,7 @@ class RngStreams:
 
     def random_actions(self) -> Tensor:
         """Draw one uniformly random action per agent, [S, 1]."""
-        return whole_number(self._filled(1, torch.Tensor.uniform_), self._own_actions)
+        return whole_number(self._streams.draw(0, 1).uniform, self._own_actions)
 
     def _dropout(self, uniform: Tensor, views: int, batch: int) -> tuple[Tensor, ...]:
         p, shapes = self._config.network.dropout, self._dropout_shapes
@@ -127,11 +170,10 @@ class RngStreams:
             ((part >= p) / (1 - p)).view(-1, views, batch, *shape) for part, shape in zip(parts, shapes, strict=True)
         )
 
-    def _sample(self, normal: int, uniform: int) -> RawNumbers:
-        return RawNumbers(self._filled(normal, torch.Tensor.normal_), self._filled(uniform, torch.Tensor.uniform_))
+    def state(self, agent: int) -> Tensor:
+        """Return where an agent's stream is, for a checkpoint."""
+        return self._streams.state(agent)
 
-    def _filled(self, count: int, fill: Callable[..., Tensor]) -> Tensor:
-        rows = torch.empty(len(self.generators), count, device=self.device)
-        for row, generator in zip(rows, self.generators if count else (), strict=bool(count)):
-            fill(row, generator=generator)
-        return rows
+    def restore(self, agent: int, state: Tensor) -> None:
+        """Bring an agent's stream back to where it was."""
+        self._streams.restore(agent, state)
