@@ -180,7 +180,7 @@ def test_files_of_earlier_versions_are_read_by_their_names():
 
 
 def test_every_result_in_this_repository_is_read_as_its_preset():
-    files = sorted((Path(__file__).parent.parent / "results" / "spr").rglob("result.json"))
+    files = sorted((Path(__file__).parent.parent / "results" / "earlier" / "spr").rglob("result.json"))
     assert len(files) >= 40
     for file in files:
         data = json.loads(file.read_text())

@@ -352,7 +352,10 @@ def test_an_agent_answers_on_a_gpu_as_on_a_cpu_and_is_watched_there(tmp_path):
         (there.encode(obs), here.encode(obs)),
         (there.predict(obs, actions), here.predict(obs, actions)),
     ):
-        np.testing.assert_allclose(mine, plain, rtol=2e-2, atol=5e-3)  # acting may use TF32
+        # A GPU takes convolutions in TF32, and every predicted step is stretched to a range of one again.
+        difference = np.abs(mine - plain)
+        assert difference.mean() < 2e-3
+        assert difference.max() < 5e-2
     assert there.q_values(torch.from_numpy(obs)).device.type == "cuda"
     assert len(spr.evaluate(there).scores) == 2
     pytest.importorskip("matplotlib", reason="films need the extra 'video'")

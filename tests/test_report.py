@@ -201,7 +201,7 @@ def test_runs_with_roms_that_look_or_play_otherwise_are_never_put_together(tmp_p
 
 def test_files_of_earlier_versions_still_count_for_what_they_are(monkeypatch):
     """They name no ROM, no precision in config.json, and fewer values: what they do not name is as it was then."""
-    found = sorted((REPOSITORY / "results" / "spr").rglob("result.json"))
+    found = sorted((REPOSITORY / "results" / "earlier" / "spr").rglob("result.json"))
     assert len(found) > 40
 
     def wanted(file, **changes):
@@ -213,7 +213,7 @@ def test_files_of_earlier_versions_still_count_for_what_they_are(monkeypatch):
         assert matching.finished_as(file.parent, wanted(file))
         with pytest.raises(UserError, match=r"holds a finished run with replay\.n_step 10, not 11"):
             matching.finished_as(file.parent, wanted(file, **{"replay.n_step": 11}))
-    published = REPOSITORY / "results" / "spr-published-roms" / "bank_heist" / "seed-0" / "result.json"
+    published = REPOSITORY / "results" / "earlier" / "spr-published-roms" / "bank_heist" / "seed-0" / "result.json"
     with pytest.raises(UserError, match="a finished run with protocol rom"):
         matching.finished_as(published.parent, wanted(published))
     # Runs of 0.6 were played with ale-py's ROMs, though they do not say so.
@@ -226,10 +226,11 @@ def test_files_of_earlier_versions_still_count_for_what_they_are(monkeypatch):
 
 @pytest.mark.slow
 def test_the_repositorys_own_results_can_be_reported(tmp_path):
-    report = write([REPOSITORY / "results"], tmp_path, draws=100)
-    superseded = sorted((REPOSITORY / "results" / "superseded").rglob("result.json"))
+    earlier = REPOSITORY / "results" / "earlier"
+    report = write([earlier], tmp_path, draws=100)
+    superseded = sorted((earlier / "superseded").rglob("result.json"))
     assert [line.split(":")[0] for line in report.left_out] == [str(file.parent) for file in superseded]
-    records = read([REPOSITORY / "results"]).records
+    records = read([earlier]).records
     published = [record for record in records if record.path.parts[-3] == "spr-published-roms"]
     assert {record.method for record in published} == {"spr (published ROMs)"}
     assert {record.protocol for record in records} == {BENCHMARK}

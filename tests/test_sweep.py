@@ -242,9 +242,9 @@ def test_costs_follow_what_finished_runs_took(tmp_path, monkeypatch):
 def test_a_known_gpus_rates_are_used_before_anything_is_finished(tmp_path, monkeypatch):
     monkeypatch.setattr("spr.plan.device_name", lambda _: "NVIDIA H200")
     cost = Rates([], settings(tmp_path, ())).cost
-    assert cost(Job("spr", ("pong",), tuple(range(10)))).seconds == pytest.approx(562.9 + 200)
-    assert cost(Job("spr", ("pong",), (0, 1))).seconds == pytest.approx(100 * (1.9 + (3.069 - 1.9) / 3) + 40)
-    assert cost(Job("spr", ("pong",), tuple(range(20)))).seconds == pytest.approx(777.1 * 20 / 16 + 400)
+    assert cost(Job("spr", ("pong",), tuple(range(10)))).seconds == pytest.approx(422.4 + 160)
+    assert cost(Job("spr", ("pong",), (0, 1))).seconds == pytest.approx(100 * (1.624 + (4.224 - 1.624) / 9) + 32)
+    assert cost(Job("spr", ("pong",), tuple(range(52)))).seconds == pytest.approx(879.8 * 2 + 832)
 
 
 @pytest.mark.slow
