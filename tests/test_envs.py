@@ -8,8 +8,7 @@ from ale_py import ALEVectorInterface, roms
 from spr import atari
 from spr.atari import Atari
 from spr.catch import Catch
-from spr.config import ObservationConfig
-from spr.environment import seeds_for
+from spr.environment import ObservationConfig, seeds_for
 from spr.envs import make
 from spr.errors import UserError
 from spr.games import PublishedRom, game_names, reference_table, unlike_published

@@ -8,9 +8,14 @@ from conftest import CPU
 from spr import evaluation as evaluate
 from spr.actor import Actor
 from spr.config import Config
-from spr.environment import Step
+from spr.elsewhere import Processes
+from spr.environment import ObservationConfig, Step
+from spr.envs import make
+from spr.errors import UserError
 from spr.evaluation import Agents, play
 from spr.learner import Learner
+from spr.networks import Networks, crop_actions, pad_actions
+from spr.playing import Game, Rules
 
 
 class Lengths:
@@ -113,6 +118,77 @@ def test_an_evaluation_left_early_closes_every_emulator(monkeypatch):
     *_, last = play(config, Agents(["any"] * 2, agents([0, 5], config), [0, 5]))
     assert last.finished == 24
     assert [envs.closed for envs in made] == [1] * 4
+
+
+def atari(games, config, room=18):
+    """Agents of several games, with room for all actions and nothing where their game has none."""
+    params = []
+    for game in games:
+        networks = Networks(config, room)
+        dims, own = networks.action_dims(), (make(game, 1).own_actions or [room])[0]
+        mine = {name: p.detach() for name, p in networks.named_parameters()}
+        params.append(pad_actions(crop_actions(mine, dims, own, room), dims, own, room))
+    return {name: torch.stack([agent[name] for agent in params]) for name in params[0]}
+
+
+@pytest.mark.slow
+def test_emulators_in_processes_of_their_own_play_the_same_games(monkeypatch):
+    """Games of other lengths and numbers of actions; freed processes go on with another game."""
+    changes = {"evaluation.episodes": 3, "evaluation.epsilon": 0.5, "evaluation.max_steps": 120, "network.hidden": 4}
+    config, games = Config().override(changes), ["pong", "breakout", "alien"]
+    monkeypatch.setattr(evaluate, "cores", lambda: 2)
+    monkeypatch.setattr(evaluate, "_WORTH_STARTING", 0)
+    agents = Agents(games, atari(games, config), [0, 5, 7])
+    *_, here = play(config, agents)
+    monkeypatch.setattr(evaluate, "_home", lambda config, _, rows: Processes((2, rows), config.observation))
+    *_, apart = play(config, agents)
+    assert apart.scores == here.scores
+    assert apart.lengths == here.lengths
+    assert apart.finished == here.finished == 9
+    assert {length for lengths in here.lengths for length in lengths if length > 1} >= {120}  # cut there
+
+
+def test_what_goes_wrong_in_a_process_of_its_own_is_raised_here():
+    home = Processes((1, 2), ObservationConfig())
+    try:
+        row = home.open((0, 0), "no_such_game", Rules(0, 0.0, 100), [[Game(0, 1)]])
+        home.look(wait=True)
+        assert row.done
+        with pytest.raises(UserError, match="no_such_game"):
+            row.take()
+        row = home.open((0, 1), "pong", Rules(0, 0.0, 100), [[Game(0, 1)]])
+        assert row.take() == []
+        home.arrays.action[0, 1] = 17  # pong has six
+        row.send()
+        with pytest.raises(RuntimeError, match="an emulator failed: ValueError: pong has 6 actions"):
+            row.take()
+        home._started[1]._popen.kill()
+        with pytest.raises(RuntimeError, match="an emulator's process ended while it played, with code -9"):
+            [row.send() for _ in range(1000)] and row.take()
+    finally:
+        home.close()
+    assert all(process._popen.poll() is not None for process in home._started)
+
+
+def test_a_game_that_never_ends_is_over_after_some_steps(monkeypatch):
+    """The game after it, which would have followed in the same emulator, starts from its own seed."""
+
+    class Endless(Lengths):
+        def length(self, random):
+            return random.integers(1, 30) if random.random() < 0.5 else 10**9
+
+    monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Endless(count))  # noqa: ARG005
+    config = Config().override({"evaluation.episodes": 12, "evaluation.max_steps": 40, "network.hidden": 4})
+    *_, last = play(config, Agents(["any"], agents([0], config), [0]))
+    starts, expected = evaluate.seeds_for(0, "evaluate", 12), []
+    for first, second in zip(starts[::2], starts[1::2], strict=True):
+        random, endless = np.random.default_rng(first), Endless(1)
+        expected.append(min(endless.length(random), 40))
+        random = np.random.default_rng(second) if expected[-1] == 40 else random
+        expected.append(min(endless.length(random), 40))
+    assert last.scores == [expected]
+    assert last.lengths == [expected]
+    assert 40 in expected
 
 
 @pytest.mark.slow

@@ -8,8 +8,7 @@ import numpy as np
 from ale_py import ALEVectorInterface
 from numpy.typing import NDArray
 
-from spr.config import ObservationConfig
-from spr.environment import Frames, Image, Step, to_image
+from spr.environment import Frames, Image, ObservationConfig, Step, to_image
 from spr.errors import UserError
 from spr.games import unlike_published
 from spr.roms import rom_checksum, rom_path

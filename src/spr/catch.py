@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from spr.config import ObservationConfig
-from spr.environment import Frames, Image, Step, to_image
+from spr.environment import Frames, Image, ObservationConfig, Step, to_image
 from spr.errors import UserError
 
 _GRAY = ObservationConfig()

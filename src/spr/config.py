@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
+from spr import declare
 from spr.encoders import encoder_names, encoder_shapes
+from spr.environment import ObservationConfig
 from spr.errors import UserError, did_you_mean
 
 PROJECTIONS = ("head", "mlp", "none")
@@ -15,72 +17,40 @@ RL_LOSSES = ("categorical", "huber")
 ENDS = ("all", "first")
 
 
-def _value(default: float, low: float, high: float, meaning: str) -> Any:
-    """Declare a number with its default, the range it may take, and what it means."""
-    return field(default=default, metadata={"low": low, "high": high, "meaning": meaning})
-
-
-def _flag(default: bool, meaning: str) -> Any:
-    """Declare something that is on or off."""
-    return field(default=default, metadata={"meaning": meaning})
-
-
-def _choice(default: str, names: Callable[[], Sequence[str]], meaning: str) -> Any:
-    """Declare one of several names."""
-    return field(default=default, metadata={"names": names, "meaning": meaning})
-
-
-def _name(default: str, meaning: str) -> Any:
-    """Declare a name that is looked up where it is used."""
-    return field(default=default, metadata={"meaning": meaning})
-
-
-@dataclass(frozen=True)
-class ObservationConfig:
-    """What an agent sees: the last frames of its game, resized. Environments deliver frames of this kind."""
-
-    height: int = _value(84, 1, 1_024, "Rows of a frame.")
-    width: int = _value(84, 1, 1_024, "Columns of a frame.")
-    channels: int = _value(1, 1, 64, "1: gray, 3: colour; other numbers for environments that show so many planes.")
-    stack: int = _value(4, 1, 64, "Frames in an observation, oldest first.")
-
-    @property
-    def frame(self) -> tuple[int, int, int]:
-        """The shape of one frame, (channels, height, width)."""
-        return self.channels, self.height, self.width
-
-    @property
-    def planes(self) -> int:
-        """Channels of an observation: those of all stacked frames."""
-        return self.stack * self.channels
-
-
 @dataclass(frozen=True)
 class AugmentConfig:
     """Image augmentation of sampled observations; acting and evaluation never see it."""
 
-    shift: int = _value(4, 0, 1_023, "Largest shift in pixels along each axis; 0 turns shifting off.")
-    crop_margin: int = _value(
+    shift: int = declare.value(4, 0, 1_023, "Largest shift in pixels along each axis; 0 turns shifting off.")
+    crop_margin: int = declare.value(
         0, 0, 1_023, "Pixels by which a random crop, taken first, is smaller; padding by the shift fills them again."
     )
-    intensity: float = _value(0.05, 0, 0.5, "Brightness factor: 1 + intensity * clamp(normal, -2, 2); 0 turns it off.")
-    rl: bool = _flag(True, "Whether the RL loss sees augmented observations too, or only the auxiliary loss.")
+    intensity: float = declare.value(
+        0.05, 0, 0.5, "Brightness factor: 1 + intensity * clamp(normal, -2, 2); 0 turns it off."
+    )
+    rl: bool = declare.flag(True, "Whether the RL loss sees augmented observations too, or only the auxiliary loss.")
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
     """Encoder, transition model and Q-head."""
 
-    encoder: str = _choice("standard", encoder_names, "The encoder, by name.")
-    hidden: int = _value(256, 1, 65_536, "Hidden units in each stream of the Q-head; the projection is all of them.")
-    dueling: bool = _flag(True, "Whether the Q-head has streams for value and advantage, or one for both.")
-    noisy: bool = _flag(True, "Whether the Q-head's layers are noisy.")
-    noisy_sigma0: float = _value(0.5, 0, 100, "Initial sigma of the noisy layers, times the root of their fan-in.")
-    atoms: int = _value(51, 2, 10_001, "Atoms of the return distribution.")
-    v_min: float = _value(-10.0, -1e6, 1e6, "Smallest return the distribution represents.")
-    v_max: float = _value(10.0, -1e6, 1e6, "Largest return the distribution represents.")
-    dropout: float = _value(0.0, 0, 0.99, "Dropout after each ReLU of the online and target encoders while learning.")
-    projection: str = _choice(
+    encoder: str = declare.choice("standard", encoder_names, "The encoder, by name.")
+    hidden: int = declare.value(
+        256, 1, 65_536, "Hidden units in each stream of the Q-head; the projection is all of them."
+    )
+    dueling: bool = declare.flag(True, "Whether the Q-head has streams for value and advantage, or one for both.")
+    noisy: bool = declare.flag(True, "Whether the Q-head's layers are noisy.")
+    noisy_sigma0: float = declare.value(
+        0.5, 0, 100, "Initial sigma of the noisy layers, times the root of their fan-in."
+    )
+    atoms: int = declare.value(51, 2, 10_001, "Atoms of the return distribution.")
+    v_min: float = declare.value(-10.0, -1e6, 1e6, "Smallest return the distribution represents.")
+    v_max: float = declare.value(10.0, -1e6, 1e6, "Largest return the distribution represents.")
+    dropout: float = declare.value(
+        0.0, 0, 0.99, "Dropout after each ReLU of the online and target encoders while learning."
+    )
+    projection: str = declare.choice(
         "head",
         lambda: PROJECTIONS,
         "What the auxiliary loss compares: the Q-head's hidden layer, an MLP, latents.",
@@ -91,47 +61,57 @@ class NetworkConfig:
 class ReplayConfig:
     """What is remembered and how it is drawn."""
 
-    capacity: int = _value(100_000, 1, 100_000_000, "Environment steps kept per agent; a shorter run keeps its own.")
-    batch_size: int = _value(32, 2, 65_536, "Sequences in a batch.")
-    n_step: int = _value(10, 1, 1_000, "Length of the multi-step return.")
-    gamma: float = _value(0.99, 0, 1, "Discount per step.")
-    ends: str = _choice(
+    capacity: int = declare.value(
+        100_000, 1, 100_000_000, "Environment steps kept per agent; a shorter run keeps its own."
+    )
+    batch_size: int = declare.value(32, 2, 65_536, "Sequences in a batch.")
+    n_step: int = declare.value(10, 1, 1_000, "Length of the multi-step return.")
+    gamma: float = declare.value(0.99, 0, 1, "Discount per step.")
+    ends: str = declare.choice(
         "all",
         lambda: ENDS,
         "Which ends within n steps cut the bootstrap: all, or only that of the first one (released code).",
     )
-    priority_exponent: float = _value(0.5, 0, 10, "Exponent that turns a transition's KL divergence into its priority.")
-    beta_start: float = _value(0.4, 0, 1, "Importance-correction exponent when learning starts.")
-    beta_end: float = _value(1.0, 0, 1, "Importance-correction exponent at the last step.")
-    clip_rewards: bool = _flag(True, "Whether rewards are clipped to [-1, 1] for learning; scores never are.")
+    priority_exponent: float = declare.value(
+        0.5, 0, 10, "Exponent that turns a transition's KL divergence into its priority."
+    )
+    beta_start: float = declare.value(0.4, 0, 1, "Importance-correction exponent when learning starts.")
+    beta_end: float = declare.value(1.0, 0, 1, "Importance-correction exponent at the last step.")
+    clip_rewards: bool = declare.flag(True, "Whether rewards are clipped to [-1, 1] for learning; scores never are.")
 
 
 @dataclass(frozen=True)
 class LearnerConfig:
     """Losses, targets and the optimiser."""
 
-    rl_loss: str = _choice(
+    rl_loss: str = declare.choice(
         "categorical", lambda: RL_LOSSES, "The RL loss: of return distributions, or Huber's of Q-values."
     )
-    double_q: bool = _flag(True, "Whether the online network picks the action that the target network values.")
-    target_period: int = _value(
+    double_q: bool = declare.flag(True, "Whether the online network picks the action that the target network values.")
+    target_period: int = declare.value(
         1, 1, 1_000_000_000, "Updates between hard copies into the RL target network; 1: no separate network."
     )
     # Any name: whoever trains by it must know it, whoever plays with the agent need not.
-    aux_loss: str = _name("spr", "The auxiliary loss on representations, if its weight is above 0.")
-    aux_weight: float = _value(2.0, 0, 1e6, "lambda: weight of the auxiliary loss; 0 leaves the RL loss alone.")
-    uniformity_weight: float = _value(0.0, 0, 1e6, "Weight of the loss that spreads projections over the sphere.")
-    depth: int = _value(5, 0, 100, "K: how many steps ahead is predicted; 0 compares two views of the same state.")
-    model: bool = _flag(True, "Whether predictions roll a transition model forward, or are the present state itself.")
-    ema_decay: float = _value(
+    aux_loss: str = declare.name("spr", "The auxiliary loss on representations, if its weight is above 0.")
+    aux_weight: float = declare.value(2.0, 0, 1e6, "lambda: weight of the auxiliary loss; 0 leaves the RL loss alone.")
+    uniformity_weight: float = declare.value(
+        0.0, 0, 1e6, "Weight of the loss that spreads projections over the sphere."
+    )
+    depth: int = declare.value(
+        5, 0, 100, "K: how many steps ahead is predicted; 0 compares two views of the same state."
+    )
+    model: bool = declare.flag(
+        True, "Whether predictions roll a transition model forward, or are the present state itself."
+    )
+    ema_decay: float = declare.value(
         0.0, 0, 1, "The paper's tau: share of its old weights that the target encoder keeps; 0: the online encoder."
     )
-    stop_gradient: bool = _flag(True, "Whether targets are constants; off, gradients flow into them.")
-    learning_rate: float = _value(1e-4, 0, 10, "Adam's learning rate.")
-    adam_beta1: float = _value(0.9, 0, 0.999999, "Adam's decay of the first moment.")
-    adam_beta2: float = _value(0.999, 0, 0.999999, "Adam's decay of the second moment.")
-    adam_eps: float = _value(1.5e-4, 0, 1, "Adam's epsilon.")
-    max_grad_norm: float = _value(
+    stop_gradient: bool = declare.flag(True, "Whether targets are constants; off, gradients flow into them.")
+    learning_rate: float = declare.value(1e-4, 0, 10, "Adam's learning rate.")
+    adam_beta1: float = declare.value(0.9, 0, 0.999999, "Adam's decay of the first moment.")
+    adam_beta2: float = declare.value(0.999, 0, 0.999999, "Adam's decay of the second moment.")
+    adam_eps: float = declare.value(1.5e-4, 0, 1, "Adam's epsilon.")
+    max_grad_norm: float = declare.value(
         10.0, 1e-9, 1e9, "Gradients are clipped to this norm: of encoder and Q-head together, and of the model."
     )
 
@@ -140,22 +120,32 @@ class LearnerConfig:
 class ScheduleConfig:
     """How long to act and how much to learn."""
 
-    steps: int = _value(100_000, 1, 1_000_000_000, "Environment steps of a run.")
-    learning_starts: int = _value(
+    steps: int = declare.value(100_000, 1, 1_000_000_000, "Environment steps of a run.")
+    learning_starts: int = declare.value(
         2_000, 1, 1_000_000_000, "Environment steps, with uniformly random actions, before learning starts."
     )
-    updates_per_step: int = _value(2, 0, 1_000, "Updates after every environment step from then on.")
-    epsilon_start: float = _value(0.0, 0, 1, "Probability of a random action when learning starts.")
-    epsilon_end: float = _value(0.0, 0, 1, "Probability of a random action at the end of its fall, and from then on.")
-    epsilon_steps: int = _value(1, 1, 1_000_000_000, "Steps over which that probability falls in a straight line.")
+    updates_per_step: int = declare.value(2, 0, 1_000, "Updates after every environment step from then on.")
+    epsilon_start: float = declare.value(0.0, 0, 1, "Probability of a random action when learning starts.")
+    epsilon_end: float = declare.value(
+        0.0, 0, 1, "Probability of a random action at the end of its fall, and from then on."
+    )
+    epsilon_steps: int = declare.value(
+        1, 1, 1_000_000_000, "Steps over which that probability falls in a straight line."
+    )
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
     """How a trained agent is evaluated."""
 
-    episodes: int = _value(100, 1, 1_000_000, "Whole games played by each agent.")
-    epsilon: float = _value(0.001, 0, 1, "Probability of a random action.")
+    episodes: int = declare.value(100, 1, 1_000_000, "Whole games played by each agent.")
+    max_steps: int = declare.value(
+        27_000,
+        1,
+        1_000_000_000,
+        "Steps after which a game counts as over; Atari's own limit is the same, 108,000 frames.",
+    )
+    epsilon: float = declare.value(0.001, 0, 1, "Probability of a random action.")
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,39 @@ are [C, H, W]: channels, height, width.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spr import declare
+
 Frames = NDArray[np.uint8]  # [N, C, H, W]
 Flags = NDArray[np.bool_]  # [N]
 Image = NDArray[np.uint8]  # [H, W, 3]: colours for people
+
+
+@dataclass(frozen=True)
+class ObservationConfig:
+    """What an agent sees: the last frames of its game, resized. Environments deliver frames of this kind."""
+
+    height: int = declare.value(84, 1, 1_024, "Rows of a frame.")
+    width: int = declare.value(84, 1, 1_024, "Columns of a frame.")
+    channels: int = declare.value(
+        1, 1, 64, "1: gray, 3: colour; other numbers for environments that show so many planes."
+    )
+    stack: int = declare.value(4, 1, 64, "Frames in an observation, oldest first.")
+
+    @property
+    def frame(self) -> tuple[int, int, int]:
+        """The shape of one frame, (channels, height, width)."""
+        return self.channels, self.height, self.width
+
+    @property
+    def planes(self) -> int:
+        """Channels of an observation: those of all stacked frames."""
+        return self.stack * self.channels
 
 
 class Step(NamedTuple):

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from spr import plugins
 from spr.atari import Atari, ShownAtari
 from spr.catch import Catch
-from spr.config import ObservationConfig
-from spr.environment import Envs, Frames, Shown, Step
+from spr.environment import Envs, Frames, ObservationConfig, Shown, Step
 from spr.errors import UserError, did_you_mean
 from spr.games import game_names
 from spr.gym_envs import Argument, Gymnasium, Maker

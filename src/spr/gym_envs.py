@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from spr.config import ObservationConfig
-from spr.environment import Frames, Image, Step, to_image
+from spr.environment import Frames, Image, ObservationConfig, Step, to_image
 from spr.errors import EnvironmentFault, UserError, plural
 from spr.plugins import where
 

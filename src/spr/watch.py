@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from spr import checkpoint, evaluation, matching, runs
+from spr import checkpoint, matching, playing, runs
 from spr.actor import Actor
 from spr.aux_losses import cosine
 from spr.config import Config
@@ -141,9 +141,9 @@ def play(agent: Agent, seed: int, most: int = LONGEST) -> Iterator[Moment]:
 
 def _exploration(seed: int, epsilon: float, actions: int) -> Iterator[tuple[bool, int]]:
     """Say for every step of the game whether it explores, and the action that it then takes."""
-    rng = evaluation.stream(seed, 0)
+    rng = playing.stream(seed, 0)
     while True:
-        explores, other = evaluation.exploration(rng, epsilon, actions)
+        explores, other = playing.exploration(rng, epsilon, actions)
         yield from zip(explores.tolist(), other.tolist(), strict=True)
 
 

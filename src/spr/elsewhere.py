@@ -1,0 +1,244 @@
+"""Owns Atari emulators in processes of their own: one each, which plays its agent's games by itself.
+
+An emulator is made while Python's lock is held, and what Python does beside a step is a good part of it: one process
+can't feed as many emulators as a GPU's machine has cores for. So the games are played (see `playing`) by processes of
+little weight, in which nothing heavy is imported, and this one only selects actions. Arrays lie in memory that all of
+them see; a message each way begins and ends a step.
+Shapes: H halves of R rows, each of one emulator; frames are [C, H, W].
+"""
+
+import json
+import mmap
+import os
+import selectors
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spr.atari import Atari
+from spr.environment import ObservationConfig
+from spr.errors import UserError
+from spr.playing import Arrays, Ended, Game, Games, Rules
+
+_STEP = b""  # as an order; as an answer: nothing has ended
+_NICE = 5  # emulators stand back for the process that feeds them all
+
+
+class Processes:
+    """A process for each row that plays, kept for the next one when its games are over."""
+
+    def __init__(self, shape: tuple[int, int], obs: ObservationConfig) -> None:
+        """Take memory for so many halves and rows; no process is started yet."""
+        self._memory = os.memfd_create("emulators")
+        self.arrays = _shared(self._memory, shape, obs)
+        self._told = [str(self._memory), json.dumps(shape), json.dumps(asdict(obs))]
+        self._idle: list[_Process] = []
+        self._started: list[_Process] = []
+        self._selector = selectors.DefaultSelector()
+
+    def open(self, where: tuple[int, int], game: str, rules: Rules, chains: Sequence[Sequence[Game]]) -> "DistantRow":
+        """Begin to make a row's emulator and to start its first game."""
+        if self._idle:
+            process = self._idle.pop()
+        else:
+            process = _Process(self._memory, self._told)
+            self._started.append(process)
+            self._selector.register(process.connection, selectors.EVENT_READ, process)
+        return DistantRow(process, self._idle, {"where": where, "game": game, "rules": rules, "chain": chains[0]})
+
+    def look(self, wait: bool) -> None:
+        """Note which processes have answered; wait for one of them, if nothing else is to be done."""
+        for key, _ in self._selector.select(None if wait else 0):
+            key.data.has_answered = True
+
+    def close(self) -> None:
+        """End all of them."""
+        self._selector.close()
+        for process in self._started:
+            process.end()
+        os.close(self._memory)
+
+
+class _Process:
+    """One process, as this one sees it."""
+
+    def __init__(self, memory: int, told: list[str]) -> None:
+        here, there = socket.socketpair()
+        with there:
+            # A session of its own: Ctrl-C is for this process, which ends the others.
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "spr.elsewhere", str(there.fileno()), *told],
+                pass_fds=(there.fileno(), memory),
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+        self.connection = Connection(here.detach())
+        self.has_answered = False
+
+    def tell(self, order: bytes) -> None:
+        """Give an order; its end is not known here yet."""
+        try:
+            self.connection.send_bytes(order)
+        except ConnectionError:
+            self._mourn()
+
+    def answer(self) -> bytes:
+        """Wait for what comes of the last order."""
+        self.has_answered = False
+        try:
+            return self.connection.recv_bytes()
+        except (EOFError, ConnectionError):
+            self._mourn()
+
+    def _mourn(self) -> NoReturn:
+        code = self._popen.wait()
+        raise RuntimeError(f"an emulator's process ended while it played, with code {code}") from None
+
+    def end(self) -> None:
+        """End it, whatever it does."""
+        self.connection.close()
+        self._popen.terminate()
+        self._popen.wait()
+
+
+class DistantRow:
+    """One emulator in its process: busy from every order until `take` has brought what came of it."""
+
+    own_actions: int  # of its game, known once it has started
+    num_actions: int
+
+    def __init__(self, process: _Process, idle: list[_Process], start: dict[str, Any]) -> None:
+        """Give the order to start."""
+        self._process, self._idle_processes = process, idle
+        self._plays = True
+        self._begun = False
+        process.tell(json.dumps(start).encode())
+
+    @property
+    def idle(self) -> list[int]:
+        """Its place, if it has no game left."""
+        return [] if self._plays else [0]
+
+    @property
+    def over(self) -> bool:
+        """Whether it has none."""
+        return not self._plays
+
+    @property
+    def done(self) -> bool:
+        """Whether it has answered."""
+        return self._process.has_answered
+
+    def go_on(self, chains: Mapping[int, Sequence[Game]]) -> None:
+        """Begin to start the next games."""
+        self._plays = True
+        self._process.tell(json.dumps({"chain": chains[0]}).encode())
+
+    def send(self) -> None:
+        """Begin a step, with the action that lies in its place."""
+        self._process.tell(_STEP)
+
+    def take(self) -> list[Ended]:
+        """Wait for what was begun last, and return the games that ended by it; what went wrong is raised."""
+        message = self._process.answer()
+        if not message:
+            return []
+        answer = json.loads(message)
+        if "refused" in answer:
+            raise UserError(answer["refused"])
+        if "failed" in answer:
+            raise RuntimeError(f"an emulator failed: {answer['failed']}")
+        if not self._begun:
+            self.own_actions, self.num_actions = answer["own_actions"], answer["num_actions"]
+            self._begun = True
+        self._plays = answer["plays"]
+        return [Ended(*ended) for ended in answer["ended"]]
+
+    def close(self) -> None:
+        """Leave the process to others."""
+        self._idle_processes.append(self._process)
+
+
+def _shared(memory: int, shape: tuple[int, int], obs: ObservationConfig) -> Arrays:
+    """Return the arrays that all processes see."""
+    kinds = [("frame", np.dtype(np.uint8), obs.frame), ("is_first", np.dtype(np.bool_), ())]
+    kinds.append(("action", np.dtype(np.int64), ()))
+    layout = np.dtype([(name, dtype, (*shape, 1, *item)) for name, dtype, item in kinds], align=True)
+    os.ftruncate(memory, layout.itemsize)
+    whole: NDArray[Any] = np.ndarray((), layout, mmap.mmap(memory, layout.itemsize))
+    return Arrays(whole["frame"], whole["is_first"], whole["action"])
+
+
+class _Server:
+    """What the other process does."""
+
+    def __init__(self, arrays: Arrays, obs: ObservationConfig) -> None:
+        self._arrays, self._obs = arrays, obs
+        self._place = (0, 0)
+        self._game = ""
+        self._atari: Atari
+        self._games: Games
+
+    def answer(self, order: bytes) -> bytes:
+        """Do what was ordered; what goes wrong is told to whom it concerns."""
+        try:
+            answer = self._do(order)
+        except UserError as problem:
+            answer = {"refused": str(problem)}
+        except Exception as problem:  # noqa: BLE001 - raised again in the process that gave the order
+            answer = {"failed": f"{type(problem).__name__}: {problem}"}
+        return json.dumps(answer).encode() if answer else b""
+
+    def _do(self, order: bytes) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        ended: list[Ended] = []
+        if order == _STEP:
+            self._games.send(self._arrays.action[self._place])
+            ended = self._games.recv()
+        else:
+            what = json.loads(order)
+            chain = [Game(*game) for game in what["chain"]]
+            if "game" in what:
+                facts = self._open(what["game"])
+                self._place = tuple(what["where"])
+                self._games = Games(self._atari, Rules(*what["rules"]), [chain])
+            else:
+                self._games.go_on({0: chain})
+            facts["started"] = True
+        self._arrays.frame[self._place] = self._games.frame
+        self._arrays.is_first[self._place] = self._games.is_first
+        return {**facts, "ended": ended, "plays": not self._games.idle} if facts or ended else {}
+
+    def _open(self, game: str) -> dict[str, Any]:
+        if game != self._game:
+            self._game = ""
+            self._atari = Atari(game, 1, 1, self._obs)
+            self._game = game
+        return {"own_actions": len(self._atari.action_names), "num_actions": self._atari.num_actions}
+
+
+def _serve(connection: int, memory: int, shape: tuple[int, int], obs: ObservationConfig) -> None:
+    """Follow orders until the other process has gone."""
+    os.nice(_NICE)
+    server = _Server(_shared(memory, shape, obs), obs)
+    with Connection(connection) as orders:
+        while True:
+            try:
+                order = orders.recv_bytes()
+            except (EOFError, ConnectionError):
+                return
+            orders.send_bytes(server.answer(order))
+
+
+if __name__ == "__main__":
+    _serve(
+        int(sys.argv[1]), int(sys.argv[2]), tuple(json.loads(sys.argv[3])), ObservationConfig(**json.loads(sys.argv[4]))
+    )

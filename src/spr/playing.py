@@ -1,0 +1,176 @@
+"""Owns the games of an evaluation where they are played: which action is taken, what a game scores, what follows it.
+
+A game depends on its agent, the agent's seed and its own number only: it has a stream of random numbers of its own, and
+its emulator a seed. Two games at a time share an emulator's seed, the second following the first: to start one from a
+seed takes an Atari emulator as long as 200 steps. Nothing here needs PyTorch, which small processes do without.
+Shapes: E emulators, one agent's; frames are [C, H, W].
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spr.environment import Envs
+
+CHAIN = 2  # games that follow each other in an emulator
+_BLOCK = 256  # steps for which a game draws its exploration at once
+
+
+class Game(NamedTuple):
+    """A game that is to be played."""
+
+    number: int  # of its agent's games
+    start: int  # the emulator's seed, where it does not follow another game
+
+
+class Ended(NamedTuple):
+    """A game that is over."""
+
+    number: int
+    score: float  # raw
+    length: int  # steps
+
+
+class Rules(NamedTuple):
+    """What all games of an agent have in common."""
+
+    seed: int  # the agent's
+    epsilon: float
+    limit: int  # steps after which a game is over, whatever the emulator says
+
+
+class Arrays(NamedTuple):
+    """What emulators show, and what they are to do: [..., E] each, of any number of rows."""
+
+    frame: NDArray[np.uint8]  # [..., E, C, H, W]
+    is_first: NDArray[np.bool_]
+    action: NDArray[np.int64]
+
+
+class Row(Protocol):
+    """Emulators of one agent that step together, wherever they live: busy from every order until `take` is over."""
+
+    @property
+    def num_actions(self) -> int:
+        """How many actions an agent has room for; known once the first games have started."""
+
+    @property
+    def own_actions(self) -> int | None:
+        """How many of them its game has, if it may have fewer."""
+
+    @property
+    def idle(self) -> list[int]:
+        """The places that have no game left."""
+
+    @property
+    def over(self) -> bool:
+        """Whether no place has one."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `take` would not wait for long."""
+
+    def go_on(self, chains: Mapping[int, Sequence[Game]]) -> None:
+        """Begin to start the next games in some places."""
+
+    def send(self) -> None:
+        """Begin a step, with the actions that lie in its places."""
+
+    def take(self) -> list[Ended]:
+        """Wait for what was begun last, and return the games that ended by it; what went wrong is raised."""
+
+    def close(self) -> None:
+        """Release the emulators."""
+
+
+class Home(Protocol):
+    """Where the emulators of H halves of R rows live."""
+
+    arrays: Arrays  # [H, R, ...]
+
+    def open(self, where: tuple[int, int], game: str, rules: Rules, chains: Sequence[Sequence[Game]]) -> Row:
+        """Begin to make a row's emulators, for that half and place, and to start their first games."""
+
+    def look(self, wait: bool) -> None:
+        """Find out which rows are done; wait for one of them, if nothing else is to be done."""
+
+    def close(self) -> None:
+        """Release every emulator."""
+
+
+def stream(seed: int, number: int) -> np.random.Generator:
+    """Return the random numbers of a game, by its agent's seed and its own number."""
+    return np.random.default_rng([seed, number, *b"evaluate"])
+
+
+def exploration(rng: np.random.Generator, epsilon: float, actions: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Draw for a game's next steps whether each explores, and the action that it then takes."""
+    return rng.random(_BLOCK) < epsilon, rng.integers(actions, size=_BLOCK)
+
+
+class Games:
+    """Emulators that step together, and the games that are played there; arrays [E, ...]."""
+
+    def __init__(self, envs: Envs, rules: Rules, chains: Sequence[Sequence[Game]]) -> None:
+        """Start the first game of a chain in each emulator."""
+        count = len(chains)
+        self.envs, self._rules = envs, rules
+        self._chains = [list(chain) for chain in chains]  # what each has left, beginning with the game it plays
+        self._rng = [stream(rules.seed, chain[0].number) for chain in chains]
+        self._score, self._length = np.zeros(count), np.zeros(count, np.int64)
+        self._explores, self._other = np.zeros((count, _BLOCK), np.bool_), np.zeros((count, _BLOCK), np.int64)
+        self._own = (envs.own_actions or [envs.num_actions])[0]
+        self.frame = envs.reset([chain[0].start for chain in chains]).copy()
+        self.is_first = np.ones(count, np.bool_)
+
+    @property
+    def idle(self) -> list[int]:
+        """The emulators that have no game left; they play on, and nothing of it counts."""
+        return [place for place, chain in enumerate(self._chains) if not chain]
+
+    def go_on(self, chains: Mapping[int, Sequence[Game]]) -> None:
+        """Start the first games of new chains in some emulators."""
+        for place, chain in chains.items():
+            self._chains[place] = list(chain)
+            self._begin(place)
+        self._restart(list(chains))
+
+    def send(self, action: NDArray[np.int64]) -> None:
+        """Act, epsilon-greedily."""
+        at = self._length % _BLOCK
+        for place in np.flatnonzero(at == 0).tolist():
+            drawn = exploration(self._rng[place], self._rules.epsilon, self._own)
+            self._explores[place], self._other[place] = drawn
+        now = (np.arange(len(action)), at)
+        self.envs.send(np.where(self._explores[now], self._other[now], action))
+
+    def recv(self) -> list[Ended]:
+        """Take in one step, and return the games that ended by it."""
+        out = self.envs.recv()
+        self.frame, self.is_first = out.frame, out.terminal | out.truncated
+        self._score += out.reward
+        self._length += 1
+        ended: list[Ended] = []
+        cut: list[int] = []
+        for place in np.flatnonzero(out.game_over | (self._length >= self._rules.limit)).tolist():
+            if chain := self._chains[place]:
+                ended.append(Ended(chain.pop(0).number, float(self._score[place]), int(self._length[place])))
+                if chain and not out.game_over[place]:
+                    cut.append(place)
+            self._begin(place)
+        if cut:
+            self._restart(cut)
+        return ended
+
+    def _begin(self, place: int) -> None:
+        """Count from zero again."""
+        self._score[place] = self._length[place] = 0
+        if chain := self._chains[place]:
+            self._rng[place] = stream(self._rules.seed, chain[0].number)
+
+    def _restart(self, places: list[int]) -> None:
+        self.frame = self.frame.copy()
+        self.frame[places] = self.envs.restart(places, [self._chains[place][0].start for place in places])
+        self.is_first[places] = True
