@@ -84,6 +84,7 @@ def test_weights_that_are_not_finite_are_no_agent(run, tmp_path, capsys):
     weights = load_file(run / "agent.safetensors")
     weights["head.hidden.weight"][3, 4] = torch.nan
     (tmp_path / "config.json").write_bytes((run / "config.json").read_bytes())
+    rewrite(tmp_path / "config.json")
     save_file(weights, tmp_path / "agent.safetensors", {"step": "45"})  # as up to version 0.10
     assert main(["evaluate", str(tmp_path)]) == 2
     assert "the agent's 'head.hidden.weight' holds numbers that are not finite" in capsys.readouterr().err
@@ -92,6 +93,9 @@ def test_weights_that_are_not_finite_are_no_agent(run, tmp_path, capsys):
 def test_a_file_without_a_checksum_is_read_with_a_word(run, tmp_path, capsys):
     (tmp_path / "config.json").write_bytes((run / "config.json").read_bytes())
     save_file(load_file(run / "agent.safetensors"), tmp_path / "agent.safetensors", {"step": "45"})
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert "its agent has lost its checksum" in capsys.readouterr().err
+    rewrite(tmp_path / "config.json")
     assert main(["evaluate", str(tmp_path)]) == 0
     assert "has no checksum: damage would go unnoticed" in " ".join(capsys.readouterr().out.split())
     assert spr.load(tmp_path, "cpu").run.step == 45

@@ -5,6 +5,7 @@ the disk and renamed. What a killed process leaves of it ends in `.part`, and is
 the folder for itself.
 """
 
+import errno
 import os
 import re
 import secrets
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from spr.errors import UserError
 
 # Versions up to 0.12 had no token in such names.
 _LEFTOVER = re.compile(r"(?P<name>.+?)(\.[0-9a-f]{8})?\.part")
@@ -48,7 +51,7 @@ def replace(path: Path, *chunks: bytes | memoryview) -> None:
 
 
 def growing(path: Path, fresh: bool = False) -> IO[bytes]:
-    """Open a file that grows piece by piece, or a new one in its place; a link there is an error."""
+    """Open a file that grows piece by piece, or is emptied first; a link in its place is refused."""
     return open(path, "wb" if fresh else "ab", opener=_unfollowed)
 
 
@@ -67,4 +70,9 @@ def remove_leftovers(folder: Path, known: Callable[[str], bool]) -> None:
 
 
 def _unfollowed(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UserError(f"{path} is a link, and what is written would go elsewhere: remove it") from error
+        raise

@@ -373,9 +373,12 @@ def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
     try:
         file = path / "agent.safetensors" if path.is_dir() else path
         said = weights.about(file)
-        data = said.words | (_description(path) if path.is_dir() else {})
+        described = _description(path) if path.is_dir() else reading.Said({}, sealed=False)
+        data = said.words | described.data
         run = _described(path, data)._replace(sealed=said.checksum is not None)
         found = weights.read(file, said, run.config, data["config"])
+        if described.sealed and not run.sealed:  # agents had one before descriptions had
+            raise UnusableError("its agent has lost its checksum")
     except (UserError, UnusableError) as error:
         raise UserError(f"{path} can't be used: {error}") from error
     return run, found
@@ -386,14 +389,14 @@ def describe(path: Path) -> Run:
     if not (path / "config.json").is_file():
         raise UserError(f"{path} has no config.json: {_FILES['config.json']}")
     try:
-        return _described(path, _description(path))
+        return _described(path, _description(path).data)
     except (UserError, UnusableError) as error:
         raise UserError(f"{path} can't be used: {error}") from error
 
 
-def _description(path: Path) -> dict[str, Any]:
+def _description(path: Path) -> reading.Said:
     try:
-        return reading.json_object(path / "config.json", weights.LARGEST_DESCRIPTION)
+        return reading.said(path / "config.json", weights.LARGEST_DESCRIPTION)
     except UnusableError as problem:
         raise UnusableError(f"its config.json can't be read: {problem}") from problem
 
