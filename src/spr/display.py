@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from spr import events
 from spr.aux_losses import known
@@ -34,8 +35,15 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render like a console, and write out what is in texts but the ends of lines; its own controls stay."""
         for segment in super().render(renderable, options):
-            plain = segment.control or segment.text.isprintable()
-            yield segment if plain else segment._replace(text="\n".join(map(visible, segment.text.split("\n"))))
+            yield segment if segment.control else segment._replace(text=_unobeyed(segment.text))
+
+    def render_str(self, text: str, **more: Any) -> Text:
+        """Make a text of a string, with everything that is written out: so cells of tables know their width."""
+        return super().render_str(_unobeyed(text), **more)
+
+
+def _unobeyed(text: str) -> str:
+    return text if text.isprintable() else "\n".join(map(visible, text.split("\n")))
 
 
 class Bar:

@@ -178,7 +178,7 @@ def _curve(file: Path, data: dict[str, Any]) -> tuple[tuple[tuple[int, float], .
     written = sums.get(file.name) if isinstance(sums, dict) else None
     missing = max(bad, _missing([row["step"] for row in rows], int(data["steps"])))
     if missing:
-        return curve, f"its learning curve lacks {plural(missing, 'line')} of {file.name} that can't be read"
+        return curve, f"its learning curve lacks {plural(missing, 'line')} of {file.name}, lost or damaged"
     if written is not None and written != hashlib.sha256(content).hexdigest():
         return curve, f"its {file.name} is not as the run left it: its learning curve may be wrong"
     return curve, ""
