@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from conftest import as_options
@@ -275,6 +276,7 @@ def unsealed(data: bytes) -> bytes:
     return json.dumps({name: value for name, value in json.loads(data).items() if name != "sha256"}).encode()
 
 
+@mock.patch("os.fsync", new=str)  # thousands of files for a moment each: the disk need not have them
 def fuzz(made: Whole, name: str, mutations: int, seed: int = 0) -> Counter[str]:
     """Damage a kind of file so many times; return how often it was refused, and how often it made no difference."""
     subject = SUBJECTS[name]
