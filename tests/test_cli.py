@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import as_options
+from conftest import as_options, rewrite
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -377,7 +377,7 @@ def test_weights_that_do_not_fit_their_configuration_are_refused(change, message
 def test_an_agent_of_another_game_is_refused(tmp_path, capsys):
     assert tiny(tmp_path) == 0
     file = tmp_path / "spr/catch/seed-0/config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"game": "breakout"}))
+    rewrite(file, game="breakout")
     assert main(["evaluate", str(file.parent), "--episodes", "1"]) == 2
     assert "3 actions, but breakout has 4" in capsys.readouterr().err
 

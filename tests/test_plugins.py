@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from conftest import as_options
+from conftest import as_options, rewrite
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -168,14 +168,12 @@ def test_an_environment_that_fails_when_it_is_judged_says_where(mine, tmp_path, 
     assert main(["train", game, *OPTIONS]) == 0
     run = tmp_path / "runs" / "spr" / f"{mine}_module_Lights" / "seed-0"
     described = json.loads((run / "config.json").read_text())
-    described["environment"]["arguments"] = {"fails": 5}
-    (run / "config.json").write_text(json.dumps(described))
+    rewrite(run / "config.json", environment=described["environment"] | {"arguments": {"fails": 5}})
     capsys.readouterr()
     assert main(["evaluate", str(run)]) == 1
     assert "raised ValueError: the lamp is broken" in capsys.readouterr().err
     for wrong in ({"fails": [5]}, {"no name": 1}, {"shape": {}}):
-        described["environment"]["arguments"] = wrong
-        (run / "config.json").write_text(json.dumps(described))
+        rewrite(run / "config.json", environment=described["environment"] | {"arguments": wrong})
         assert main(["evaluate", str(run)]) == 2
         assert "not plain values by name" in capsys.readouterr().err
 
@@ -186,9 +184,8 @@ def test_no_file_makes_a_module_run(mine, tmp_path, capsys):  # noqa: ARG001
     (tmp_path / "evil.py").write_text("open('ran', 'w').close()\nGame = print\n")
     run = tmp_path / "runs" / "spr" / "catch" / "seed-0"
     assert main(["export", str(run), "agent.safetensors"]) == 0
-    described = json.loads((run / "config.json").read_text())
     for game in ("evil:Foo-v0", "evil:Game", "os:system"):
-        (run / "config.json").write_text(json.dumps(described | {"game": game, "plugins": ["evil"]}))
+        rewrite(run / "config.json", game=game, plugins=["evil"])
         with safe_open("agent.safetensors", "pt") as agent:
             about = json.loads(agent.metadata()["spr"]) | {"game": game, "plugins": ["evil"]}
             weights = {name: agent.get_tensor(name) for name in agent.keys()}  # noqa: SIM118

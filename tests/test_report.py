@@ -300,6 +300,16 @@ def test_another_way_of_playing_under_the_same_name_is_not_mixed_in(tmp_path):
         ({"random_score": "2.6"}, "'random_score' is not a finite number"),
         ({"score": 10**400}, "'score' is not a finite number"),
         ({"agents_together": 0}, "'agents_together' is less than 1"),
+        ({"train_seconds": 10**400}, "'train_seconds' is not a finite number"),
+        ({"config": {"learner": {"aux_weight": 10**400}}}, "aux_weight takes a number, not one of 401 digits"),
+        (
+            {"config": {"learner": {"aux_loss": "\x1b[31m"}}},
+            "aux_loss must be a name of at most 200 printable characters",
+        ),
+        ({"config": {"\x1b[31m\n": 1}}, r"configuration entry '\x1b[31m\n' must be a group of values"),
+        ({"seed": 2**31}, "seed is not a whole number from 0 to 2147483647"),
+        ({"sha256": "0"}, "it is not as it was written: its checksum does not match"),
+        ({"protocol": json.loads("[" * 200 + "]" * 200)}, "it is nested too deeply"),
         ({"game": "\ud800"}, "'game' is not a line of at most 200 printable characters"),
         ({"game": "a" * 201}, "'game' is not a line of at most 200 printable characters"),
         ({"config": {"learner": {"depth": "deep"}}}, "configuration can't be read"),
@@ -537,6 +547,57 @@ def test_names_from_files_can_not_bring_code_into_the_page(tmp_path):
     parser.handle_starttag = lambda tag, _: seen.append(tag)
     parser.feed(page)
     assert seen.count("script") == 1
+
+
+def test_no_name_is_a_formula_in_a_csv_file_and_numbers_stay_numbers(tmp_path):
+    formulas = ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "=cmd|' /C calc'!A0"]
+    for seed, formula in enumerate(formulas):
+        rules = RULES | {"name": "gymnasium", "id": formula}
+        folder = result(tmp_path / "a", name="b", protocol=rules, game="c", seed=seed, score=-20.0, device=formula)
+        made = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps(made | {"game": formula, "preset": formula}))
+    catch(tmp_path / "d", changes={"network.v_min": -12.0, "learner.aux_loss": "=1+1"})
+    write([tmp_path / "a", tmp_path / "d"], tmp_path / "out", draws=20)
+    for file in (tmp_path / "out").glob("*.csv"):
+        for row in csv.reader(file.open()):
+            for cell in row:
+                numbers = re.fullmatch(r"[-+.e\d ]+", cell) and not re.search(r"\d\+", cell)
+                assert numbers or not cell.startswith(("=", "+", "-", "@")), cell
+    rows = rows_of(tmp_path / "out" / "runs.csv")
+    assert {row["game"] for row in rows} == {*(f"'{formula}" for formula in formulas), "catch"}
+    assert [row["score"] for row in rows[:5]] == ["-20.0"] * 5
+    assert rows[0]["episodes"] == "-21 -19"
+    changes = rows_of(tmp_path / "out" / "methods.csv")
+    assert {row["value"] for row in changes} == {"-12.0", "'=1+1"}
+
+
+def test_a_curve_that_lost_lines_says_so_and_keeps_the_others(tmp_path):
+    folder = result(tmp_path)
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    whole = read([tmp_path]).records[0]
+    assert (len(whole.curve), whole.lost) == (10, "")
+    garbage = [
+        b"\xff\n",
+        b"[" * 100_000 + b"\n",
+        b"7\n",
+        b'{"step": 1e999}\n',
+        lines[2][:9],
+        lines[1].replace(b"0.2", b'"0.2"'),
+    ]
+    for bad in garbage:
+        (folder / "metrics.jsonl").write_bytes(b"".join([lines[0], bad, *lines[3:]]))
+        (record,), _, notes = read([tmp_path])
+        lost = 2 if bad.endswith(b"\n") else 3  # what is cut takes the line after it along
+        assert notes == [f"{folder}: its learning curve lacks {lost} lines of metrics.jsonl, lost or damaged"]
+        assert record.curve == (whole.curve[0], *whole.curve[1 + lost :])
+    for kept, lost in ((lines[:6], "4 lines"), (lines[1:], "1 line"), ([*lines[:5], *lines[6:]], "1 line")):
+        (folder / "metrics.jsonl").write_bytes(b"".join(kept))
+        assert f"its learning curve lacks {lost} of" in read([tmp_path]).records[0].lost
+    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").mkdir()
+    assert read([tmp_path]).records[0].lost == (
+        "its metrics.jsonl can't be read, so it has no learning curve: it is no plain file"
+    )
 
 
 def test_a_single_run_has_no_interval():

@@ -218,6 +218,8 @@ def finished(out, preset, game, seed, **more):
         "steps": 100,
         "train_seconds": 20.0,
         "eval_seconds": 8.0,
+        "protocol": {},
+        "version": "0",
     }
     result |= {"config": settings(out).config(preset, game).to_dict()}
     (folder / "result.json").write_text(json.dumps(result | {"agents_together": 2, "episodes": [5.0] * 50} | more))

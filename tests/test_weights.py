@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import as_options
+from conftest import as_options, rewrite
 from safetensors.torch import load_file, save_file
 
 import spr
@@ -74,6 +74,9 @@ def test_a_configuration_that_was_changed_afterwards_is_noticed(run, tmp_path, c
     described["config"]["network"]["v_max"] = 11.0
     (tmp_path / "config.json").write_text(json.dumps(described))
     assert main(["evaluate", str(tmp_path)]) == 2
+    assert "its config.json can't be read: it is not as it was written" in capsys.readouterr().err
+    rewrite(tmp_path / "config.json")
+    assert main(["evaluate", str(tmp_path)]) == 2
     assert "its weights or its configuration are not those that were saved" in capsys.readouterr().err
 
 
@@ -81,6 +84,7 @@ def test_weights_that_are_not_finite_are_no_agent(run, tmp_path, capsys):
     weights = load_file(run / "agent.safetensors")
     weights["head.hidden.weight"][3, 4] = torch.nan
     (tmp_path / "config.json").write_bytes((run / "config.json").read_bytes())
+    rewrite(tmp_path / "config.json")
     save_file(weights, tmp_path / "agent.safetensors", {"step": "45"})  # as up to version 0.10
     assert main(["evaluate", str(tmp_path)]) == 2
     assert "the agent's 'head.hidden.weight' holds numbers that are not finite" in capsys.readouterr().err
@@ -89,6 +93,9 @@ def test_weights_that_are_not_finite_are_no_agent(run, tmp_path, capsys):
 def test_a_file_without_a_checksum_is_read_with_a_word(run, tmp_path, capsys):
     (tmp_path / "config.json").write_bytes((run / "config.json").read_bytes())
     save_file(load_file(run / "agent.safetensors"), tmp_path / "agent.safetensors", {"step": "45"})
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert "its agent has lost its checksum" in capsys.readouterr().err
+    rewrite(tmp_path / "config.json")
     assert main(["evaluate", str(tmp_path)]) == 0
     assert "has no checksum: damage would go unnoticed" in " ".join(capsys.readouterr().out.split())
     assert spr.load(tmp_path, "cpu").run.step == 45
@@ -118,8 +125,8 @@ def test_a_score_that_is_not_a_number_is_no_result(run, tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "'Nowhere-v0' raised ValueError: a reward of nan, which no score can be made of" in said
     assert not list(tmp_path.rglob("result.json"))
-    described = json.loads((run / "config.json").read_text()) | {"game": "Nowhere-v0"}
-    (tmp_path / "config.json").write_text(json.dumps(described))
+    (tmp_path / "config.json").write_bytes((run / "config.json").read_bytes())
+    rewrite(tmp_path / "config.json", game="Nowhere-v0")
     (tmp_path / "agent.safetensors").write_bytes((run / "agent.safetensors").read_bytes())
     assert main(["evaluate", str(tmp_path)]) == 1
     assert "a reward of nan" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """Owns training and judging from Python: what the command line does, as functions that return what was made."""
 
-import json
 import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +56,7 @@ class TrainedRun:
 
     def curve(self) -> dict[str, list[Any]]:
         """Return the rows that were logged while training, by column: step, score, the losses and so on."""
-        rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        rows, _ = runs.logged(self.folder)
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in names}
 

@@ -19,8 +19,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from spr import files
-from spr.errors import UnusableError, UserError
+from spr import files, reading
+from spr.errors import UnusableError, UserError, one_line
 
 FORMAT = 2
 _KEPT = 2
@@ -134,7 +134,7 @@ def read(folder: Path, step: int, specs: Specs) -> Checkpoint:
             raise UnusableError("its checksum does not match its content")
         tensors = load_tensors(size + text + data)
     except (OSError, SafetensorError) as error:
-        raise UnusableError(" ".join(str(error).split())) from error
+        raise UnusableError(one_line(error)) from error
     if about.get("step") != step:
         raise UnusableError(f"it says that it is of step {about.get('step')}")
     return Checkpoint(step, {_new_name(name) if old else name: tensor for name, tensor in tensors.items()}, about)
@@ -164,18 +164,20 @@ def read_row(folder: Path, step: int, name: str, size: int) -> Tensor:
         with safe_open(path, "pt") as tensors:
             row: Tensor = tensors.get_tensor(name)
     except (OSError, SafetensorError) as error:
-        raise UnusableError(" ".join(str(error).split())) from error
+        raise UnusableError(one_line(error)) from error
     return row
 
 
 def _header(text: bytes, old: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the header of a file, and what it says about itself."""
     try:
-        header = json.loads(text)
-        about = json.loads(header["__metadata__"]["about"])
-        version = int(about.get("format", 1))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        header = reading.parse(text)
+        about = reading.parse(header["__metadata__"]["about"])
+        version = about.get("format", 1)
+    except (UnusableError, KeyError, TypeError, AttributeError) as error:
         raise UnusableError("its header is damaged") from error
+    if type(version) is not int:
+        raise UnusableError("its header is damaged")
     if version > FORMAT:
         raise UnusableError(f"it has format {version}, which a newer version of spr wrote; this one reads {FORMAT}")
     return header, {_new_name(name): value for name, value in about.items()} if old else about
@@ -184,7 +186,7 @@ def _header(text: bytes, old: bool) -> tuple[dict[str, Any], dict[str, Any]]:
 def _wanted(specs: Specs, about: Mapping[str, Any], old: bool) -> dict[str, Spec]:
     try:
         wanted = specs(about)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise UnusableError("what it says about itself is damaged") from error
     old_names = {new: name for name, new in _RENAMED.items()} if old else {}
     return {old_names.get(name, name): spec for name, spec in wanted.items()}
@@ -219,8 +221,8 @@ def _old_checksum(file: IO[bytes]) -> str:
     if file.read(len(_OLD_MAGIC)) != _OLD_MAGIC:
         raise UnusableError("it is not a checkpoint")
     try:
-        return str(json.loads(file.readline(4096))["sha256"])
-    except (ValueError, KeyError, TypeError) as error:
+        return str(reading.parse(file.readline(4096))["sha256"])
+    except (UnusableError, KeyError, TypeError) as error:
         raise UnusableError("its first lines are damaged") from error
 
 

@@ -21,9 +21,9 @@ from spr import __version__, bench, loggers, matching, plugins, runs, sharing
 from spr.arguments import make_parser
 from spr.cluster import on_ray
 from spr.config import Config, fields, parse_override
-from spr.display import Bar, Display, StopRequest
+from spr.display import Bar, Display, StopRequest, Terminal
 from spr.envs import family, known_games, make, named_games, own_games
-from spr.errors import EnvironmentFault, UserError, plural
+from spr.errors import EnvironmentFault, UserError, plural, visible
 from spr.evaluation import Agents
 from spr.events import to_all, write_metrics
 from spr.fleet import fleet_memory
@@ -39,7 +39,7 @@ from spr.sweep import forecast, local, sweep
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    console = Console(markup=False, emoji=False, highlight=False)  # names and paths are shown as they are
+    console = Terminal()
     args = argparse.Namespace(command="")
     try:
         args = make_parser(_COMMANDS).parse_args(argv)
@@ -47,10 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             plugins.load(module)
         code: int = args.run(args, console)
     except UserError as error:
-        print(f"spr: {error}", file=sys.stderr)
+        print(f"spr: {visible(error)}", file=sys.stderr)
         return 2
     except EnvironmentFault as fault:
-        print(f"spr: {fault}", file=sys.stderr)
+        print(f"spr: {visible(fault)}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         hint = "; --resume goes on from the last checkpoint" if args.command == "train" else ""
@@ -135,7 +135,7 @@ def _report(args: argparse.Namespace, console: Console) -> int:
     made = _part("report", "report").write(args.folders, args.out)
     for title, lines in (("left out", made.left_out), ("note", made.notes)):
         for line in lines:
-            console.print(f"{title}: {line}", soft_wrap=True)
+            console.print(visible(f"{title}: {line}"), soft_wrap=True)
     console.print(f"{args.out / 'index.html'}, and {len(made.files) - 1} files beside", highlight=False, soft_wrap=True)
     return 0
 
@@ -151,7 +151,7 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
     seed = run.seed if args.seed is None else _seeds([str(args.seed)])[0]
     params = {name: tensor[None].to(device) for name, tensor in weights.items()}
     agents = Agents([run.game], params, [seed], run.arguments)
-    quiet = Console(stderr=True, markup=False, emoji=False) if args.json else console
+    quiet = Terminal(stderr=True) if args.json else console
     if not run.sealed:
         quiet.print(f"{args.folder} is of version 0.10 or before and has no checksum: damage would go unnoticed")
     with Display(quiet) as display:
@@ -195,7 +195,7 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
         shows = [opened.enter_context(watch.window(args.fps))] if args.live else []
         shows += [] if file is None else [opened.enter_context(watch.writing(file, args.fps, args.overwrite))]
         for line in agent.notes:
-            console.print(line, soft_wrap=True)
+            console.print(visible(line), soft_wrap=True)
         bar = opened.enter_context(Bar(console, "watching", most, "frames"))
         for moment in watch.film(agent, seed, most, shows):
             bar.show(moment.step, f"score {moment.score:,.6g}")

@@ -14,7 +14,7 @@ from typing import Any
 
 from spr import runs
 from spr.display import StopRequest
-from spr.errors import UserError
+from spr.errors import UserError, one_line
 from spr.plan import Job, Settings
 from spr.plugins import modules_of
 from spr.sweep import Command, Engine, Event
@@ -36,7 +36,7 @@ def on_ray(together: int, address: str | None) -> Engine:
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise UserError(f"no Ray cluster can be reached: {' '.join(str(error).split())}") from error
+            raise UserError(f"no Ray cluster can be reached: {one_line(error)}") from error
         task = ray.remote(_train).options(
             num_cpus=1,
             num_gpus=1 / together if settings.device.type == "cuda" else 0,
@@ -107,7 +107,7 @@ def _ended(job: Job, reference: Any, ray: Any) -> Event:
         event: Event
         event, files = ray.get(reference)
     except ray.exceptions.RayError as error:
-        return Event(job, "failed", f"lost on the cluster: {' '.join(str(error).split())[:300]}")
+        return Event(job, "failed", f"lost on the cluster: {one_line(error)[:300]}")
     for name, data in files.items():
         runs.write_if_changed(Path(name), data)
     return event

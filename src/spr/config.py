@@ -15,6 +15,7 @@ from spr.errors import UserError, did_you_mean
 PROJECTIONS = ("head", "mlp", "none")
 RL_LOSSES = ("categorical", "huber")
 ENDS = ("all", "first")
+_LONGEST = 200  # characters of a name
 
 
 @dataclass(frozen=True)
@@ -267,15 +268,17 @@ _RENAMED = {
 _OLD_SIDE = 84  # of every frame then; a crop was given by its side
 
 
-def from_dict(data: Mapping[str, Any]) -> Config:
+def from_dict(data: Any) -> Config:
     """Rebuild a configuration from `to_dict`'s form, refusing unknown or wrongly typed entries.
 
     Files of earlier versions may have the names that their fields had then.
     """
     flat: dict[str, Any] = {}
+    if not isinstance(data, Mapping):
+        raise UserError("a configuration consists of groups of values by name")
     for group, values in data.items():
         if not isinstance(values, Mapping):
-            raise UserError(f"configuration entry '{group}' must be a group of values")
+            raise UserError(f"configuration entry '{group:.{_LONGEST}}' must be a group of values")
         for key, value in values.items():
             name = f"{group}.{key}"
             if name == "augment.crop" and isinstance(value, int):
@@ -332,7 +335,8 @@ def _known_field(name: str) -> Field:
     if name == "augment.crop":
         raise UserError("augment.crop is given by augment.crop_margin now: how much smaller than a frame it is")
     if name not in by_name:
-        raise UserError(f"unknown configuration field '{name}'{did_you_mean(name, by_name)}")
+        shown = name[:_LONGEST]  # it may come from a file, and be of any length
+        raise UserError(f"unknown configuration field '{shown}'{did_you_mean(shown, by_name)}")
     return by_name[name]
 
 
@@ -340,12 +344,17 @@ def _checked(name: str, value: Any) -> Any:
     kind = _known_field(name).kind
     accepted: tuple[type, ...] = (int, float) if kind is float else (kind,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-        raise UserError(f"{name} takes {_NOUNS[kind]}, not {value!r}")
-    return kind(value)
+        raise UserError(f"{name} takes {_NOUNS[kind]}, not {value!r:.{_LONGEST}}")
+    try:
+        return kind(value)
+    except OverflowError:
+        raise UserError(f"{name} takes {_NOUNS[kind]}, not one of {len(str(value))} digits") from None
 
 
 def _check_range(entry: Field, value: Any) -> None:
     if entry.kind is str and entry.names() and value not in entry.names():
-        raise UserError(f"{entry.name} must be one of {', '.join(entry.names())}, not '{value}'")
+        raise UserError(f"{entry.name} must be one of {', '.join(entry.names())}, not '{value:.{_LONGEST}}'")
+    if entry.kind is str and not (value.isprintable() and 0 < len(value) <= _LONGEST):
+        raise UserError(f"{entry.name} must be a name of at most {_LONGEST} printable characters")
     if entry.kind in (int, float) and not entry.low <= value <= entry.high:
         raise UserError(f"{entry.name} must be between {entry.low:,} and {entry.high:,}, not {value:,}")

@@ -77,6 +77,8 @@ def curves(
     names = {method.name for method in methods}
     if without := sum(record.method in names and not record.curve for record in records):
         words += f" Without metrics.jsonl, and so not in here: {plural(without, 'run')}."
+    if lossy := sum(record.method in names and bool(record.lost) for record in records):
+        words += f" With lines of metrics.jsonl lost or changed: {plural(lossy, 'run')}, see the notes."
     return drawing(name, "Learning curves", words + not_drawn([method.name for method in methods]), figure)
 
 

@@ -3,15 +3,18 @@
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from spr import events
 from spr.aux_losses import known
+from spr.errors import visible
 from spr.events import Event
 from spr.training import StepInfo
 
@@ -20,6 +23,27 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _SAME_SIGNAL = 1.0  # seconds within which two signals count as one
 _WINDOW = 10.0  # seconds over which the rate is taken
 _REFRESH = 0.1  # seconds between two looks at the clock that matter: a loop may call a thousand times a second
+
+
+class Terminal(Console):
+    """A console that shows names and paths as they are: no markup, and nothing in them is obeyed by a terminal."""
+
+    def __init__(self, stderr: bool = False) -> None:
+        """Write to standard output, or to standard error."""
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render like a console, and write out what is in texts but the ends of lines; its own controls stay."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=_unobeyed(segment.text))
+
+    def render_str(self, text: str, **more: Any) -> Text:
+        """Make a text of a string, with everything that is written out: so cells of tables know their width."""
+        return super().render_str(_unobeyed(text), **more)
+
+
+def _unobeyed(text: str) -> str:
+    return text if text.isprintable() else "\n".join(map(visible, text.split("\n")))
 
 
 class Bar:
@@ -33,13 +57,13 @@ class Bar:
         # all of a run would promise an end that never comes.
         self._marks: deque[tuple[float, int]] = deque([(self._last_line, 0)])
         self._live = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-            TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}", markup=False),
+            TextColumn("{task.fields[rate]}", markup=False),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[left]} left"),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[left]} left", markup=False),
+            TextColumn("{task.fields[figures]}", markup=False),
             console=console,
             disable=not console.is_terminal,
         )
@@ -110,7 +134,7 @@ class Display:
                 if notice:
                     self._line(notice)
             case events.CheckpointRefused(path, reason):
-                self._line(f"{path} can't be used: {reason}")
+                self._line(visible(f"{path} can't be used: {reason}"))
             case events.Replaying(step, total):
                 self._show("replaying the log", total, "steps", step)
             case events.Restarted():
@@ -125,9 +149,9 @@ class Display:
                 if self._bar is not None:
                     self._bar.show(info.step, _figures(info, self._rows))
             case events.Diverged(_, message):
-                self._console.print(message, highlight=False, soft_wrap=True)
+                self._console.print(visible(message), highlight=False, soft_wrap=True)
             case events.Failed(message):
-                self._line(message)
+                self._line(visible(message))
             case events.Stopped(step):
                 self._line(f"stopped after {step:,} steps and saved; the same command with --resume goes on")
             case events.Evaluated(title, games, total):

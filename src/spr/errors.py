@@ -1,4 +1,4 @@
-"""Owns the exceptions that are messages to a person: what was wrong, and what would be right."""
+"""Owns messages to a person: the exceptions that say what was wrong, and how names from elsewhere are shown."""
 
 import difflib
 from collections.abc import Iterable
@@ -18,6 +18,20 @@ class EnvironmentFault(Exception):  # noqa: N818 - a fault of somebody's environ
 
 class UnusableError(Exception):
     """A file that can't be used, and why; whoever reads it decides what follows from that."""
+
+
+def visible(text: object) -> str:
+    r"""Return a text as it may be shown in a terminal: a line in which nothing is obeyed.
+
+    Names and paths come from files. Control characters, escapes, line breaks, marks that turn the direction of writing
+    and what is no Unicode are written out, such as \x1b.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an error says, without line breaks."""
+    return " ".join(str(error).split())
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

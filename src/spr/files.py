@@ -1,24 +1,78 @@
-"""Owns writing files: whole or not at all, whatever happens meanwhile."""
+"""Owns writing files: whole or not at all, whatever happens meanwhile, and never through somebody's link.
 
+A file is written beside its place under a name that nobody can foresee, created there and nowhere else, flushed to
+the disk and renamed. What a killed process leaves of it ends in `.part`, and is removed by the next command that has
+the folder for itself.
+"""
+
+import errno
 import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
+
+from spr.errors import UserError
+
+# Versions up to 0.12 had no token in such names.
+_LEFTOVER = re.compile(r"(?P<name>.+?)(\.[0-9a-f]{8})?\.part")
 
 
-def replace(path: Path, *chunks: bytes | memoryview) -> None:
-    """Write beside, flush to the disk, rename: a reader sees the old file or the new one, never a part."""
-    beside = path.with_name(path.name + ".part")
-    try:
-        with beside.open("wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open what takes a file's place at the end: a reader sees the old file or the new one, never a part.
+
+    A link in that place is replaced, not followed. Whoever gives the file to another program does so by its `name`.
+    """
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    with open(beside, "xb", opener=_unfollowed) as file:
+        try:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # lets the renaming reach the disk
     finally:
         os.close(folder)
+
+
+def replace(path: Path, *chunks: bytes | memoryview) -> None:
+    """Write a file whole or not at all."""
+    with replacing(path) as file:
+        for chunk in chunks:
+            file.write(chunk)
+
+
+def growing(path: Path, fresh: bool = False) -> IO[bytes]:
+    """Open a file that grows piece by piece, or is emptied first; a link in its place is refused."""
+    return open(path, "wb" if fresh else "ab", opener=_unfollowed)
+
+
+def named_beside(name: str) -> str:
+    """Return which file a leftover was to become; other names are their own."""
+    found = _LEFTOVER.fullmatch(name)
+    return name if found is None else found["name"]
+
+
+def remove_leftovers(folder: Path, known: Callable[[str], bool]) -> None:
+    """Remove what killed processes left of files with known names; only for who has these for itself."""
+    for entry in list(folder.iterdir()) if folder.is_dir() else ():
+        name = named_beside(entry.name)
+        if name != entry.name and known(name) and (entry.is_symlink() or entry.is_file()):
+            entry.unlink(missing_ok=True)
+
+
+def _unfollowed(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UserError(f"{path} is a link, and what is written would go elsewhere: remove it") from error
+        raise

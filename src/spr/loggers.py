@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from spr import events, files, runs
-from spr.errors import UserError, did_you_mean
+from spr import events, files, reading, runs
+from spr.errors import UnusableError, UserError, did_you_mean, one_line
 from spr.events import Event
 from spr.runs import Run
 
@@ -72,7 +72,7 @@ class Loggers:
         mine = self._writers[run.path] = list[Writer]()
         for opener in self._openers:
             mine.append(opener(run))
-        metrics, episodes = runs.logged(run)
+        metrics, episodes = runs.logged(run.path)
         told = [("episode", row) for row in episodes] + [("train", row) for row in metrics]
         for group, row in sorted(told, key=lambda one: int(one[1]["step"])):
             self._write(run, group, row)
@@ -151,7 +151,7 @@ def _wandb(out: Path) -> Opener:
     def opener(run: Run) -> Writer:
         name = _wandb_id(run)
         for old in (out / runs.WANDB).glob(f"*run-*-{name}"):
-            shutil.rmtree(old)
+            old.unlink() if old.is_symlink() else shutil.rmtree(old)
         try:
             made = wandb.init(
                 # A run without `resume` takes the place of what the server has under its id.
@@ -172,7 +172,7 @@ def _wandb(out: Path) -> Opener:
 
 
 def _refused(error: Exception) -> UserError:
-    return UserError(f"wandb can't be used: {' '.join(str(error).split())}")
+    return UserError(f"wandb can't be used: {one_line(error)}")
 
 
 def _wandb_id(run: Run) -> str:
@@ -181,8 +181,8 @@ def _wandb_id(run: Run) -> str:
     if not path.exists():
         files.replace(path, (json.dumps({"id": uuid.uuid4().hex[:12]}) + "\n").encode())
     try:
-        name = str(json.loads(path.read_text(encoding="utf-8"))["id"])
-    except (ValueError, KeyError, TypeError):
+        name = str(reading.json_object(path).get("id"))
+    except UnusableError:
         name = ""
     if not re.fullmatch("[0-9a-f]{12}", name):  # folders are removed by it
         raise UserError(f"{path} is damaged: remove it, and the run begins anew in wandb")

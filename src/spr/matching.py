@@ -6,13 +6,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from spr import reading
 from spr.config import Config, from_dict
-from spr.errors import UserError
+from spr.errors import UnusableError, UserError
 from spr.games import ale_rom
 from spr.gym_envs import Argument
 from spr.methods import current_name
 from spr.roms import rom_of
-from spr.runs import Run, description, read_text
+from spr.runs import Run, checked_result, description
 from spr.training import row_interval
 
 
@@ -44,21 +45,13 @@ def _holds(path: Path, name: str, asked: Mapping[str, Any]) -> bool:
 
     Compared is what both sides name. What a file of an earlier version does not name is as it was then.
     """
-    try:
-        data = json.loads(read_text(path / name))
-        config = from_dict(data["config"])
-        usual = {"log_every": row_interval(config, None)}  # of versions that do not name it
-        made = usual | data | {"config": config, "preset": current_name(data["preset"])}
-        rom = ale_rom(data["game"])
-        for rules in ("environment", "protocol"):
-            if rules in made:
-                made[rules] = ({} if rom is None else {"rom": rom}) | made[rules]
-                made[rules] |= _with_text(made[rules].get("arguments", {}))
-    except FileNotFoundError:
+    if not (path / name).exists():
         return False
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path / name} can't be read: {reason}; 'spr train --overwrite' replaces the run") from error
+    try:
+        read = checked_result if name == "result.json" else reading.json_object
+        made = _as_made(read(path / name))
+    except (UnusableError, UserError) as error:
+        raise UserError(f"{path / name} can't be read: {error}; 'spr train --overwrite' replaces the run") from error
     for what in [key for key in asked if key in made]:
         if (differs := _difference(what, asked[what], made[what])) is not None:
             kind = "a finished" if name == "result.json" else "an unfinished"
@@ -67,6 +60,23 @@ def _holds(path: Path, name: str, asked: Mapping[str, Any]) -> bool:
                 "or replace the run by 'spr train --overwrite'"
             )
     return True
+
+
+def _as_made(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a file says of its run, in the words of this version."""
+    for key in ("preset", "game"):
+        reading.check_name(data, key)
+    config = from_dict(data.get("config"))
+    usual = {"log_every": row_interval(config, None)}  # of versions that do not name it
+    made = usual | dict(data) | {"config": config, "preset": current_name(data["preset"])}
+    rom = ale_rom(data["game"])
+    for key in ("environment", "protocol"):
+        if key in made:
+            rules = made[key]
+            if not isinstance(rules, dict) or not isinstance(rules.get("arguments", {}), dict):
+                raise UnusableError(f"its {key} is not a group of values by name")
+            made[key] = ({} if rom is None else {"rom": rom}) | rules | _with_text(rules.get("arguments", {}))
+    return made
 
 
 def _with_text(arguments: Mapping[str, Argument]) -> dict[str, str]:

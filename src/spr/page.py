@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, StrictUndefined
 
 from spr import __version__
+from spr.errors import visible
 from spr.results import Record
 from spr.sections import Section
 from spr.tables import Table
@@ -35,7 +36,7 @@ def page(contents: Contents) -> str:
     for record in contents.records:
         protocol = protocols.setdefault(_pretty({"known as": record.protocol} | record.rules), len(protocols) + 1)
         config = configs.setdefault(_pretty(record.config.to_dict()), len(configs) + 1)
-        runs.append(record._asdict() | {"protocol": protocol, "config": config})
+        runs.append(record._asdict() | {"path": visible(record.path), "protocol": protocol, "config": config})
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     return environment.from_string(template).render(
         contents=contents,

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from spr.errors import UserError
+from spr.errors import UserError, one_line
 
 _named: set[str] = set()
 
@@ -53,5 +53,5 @@ def where(error: BaseException) -> str:
 
 
 def _failed(module: str, error: Exception) -> UserError:
-    said = " ".join(str(error).split())
-    return UserError(f"the module '{module}' can't be imported: {type(error).__name__}: {said} ({where(error)})")
+    said = f"{type(error).__name__}: {one_line(error)} ({where(error)})"
+    return UserError(f"the module '{module}' can't be imported: {said}")

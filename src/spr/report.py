@@ -13,6 +13,7 @@ from spr import figures, runs, sections, tables
 from spr.curves import NEEDS, curves
 from spr.drawing import Drawing
 from spr.errors import UserError, plural
+from spr.files import remove_leftovers
 from spr.page import Contents, page
 from spr.results import BENCHMARK, Reading, Record, read, with_equal_games
 from spr.sections import Section
@@ -41,6 +42,7 @@ def write(paths: Sequence[Path], out: Path, draws: int = DRAWS) -> Report:
     files |= {out / f"{table.name}.csv": _csv(table) for table in shown}
     files |= {out / f"{drawing.name}.png": drawing.png for part in contents.sections for drawing in part.drawings}
     files[out / "runs.csv"] = _csv(tables.all_runs(reading.records))
+    remove_leftovers(out, {path.name for path in files}.__contains__)
     for path, data in files.items():
         runs.write_if_changed(path, data)
     return Report(list(files), reading.left_out, list(contents.notes))

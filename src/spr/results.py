@@ -3,25 +3,21 @@
 A file that can't be used is named in a line and left out; nothing is guessed.
 """
 
+import hashlib
 import json
-import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
-from spr import runs
+from spr import reading, runs
 from spr.config import Config, from_dict
-from spr.errors import UnusableError, UserError
+from spr.errors import UnusableError, UserError, plural, visible
 from spr.games import normalised, published_rom, unlike_published
 from spr.methods import PROTOCOL_FIELDS, current_name, is_atari_100k
 from spr.naming import Change, Kind, changes_of, kind_of, short_names
 
-_LARGEST = 2**24  # bytes of a file that is read; real ones have a few thousand
-_LARGEST_NUMBER = 1e100  # larger ones can't be averaged or drawn
-_LONGEST = 200  # characters of a name
-_NUMBERS = ("train_seconds", "eval_seconds", "agents_together", "steps")
 _SHOWN_AS = {"agents_together": "fleet_size"}  # its name in files
-_TEXTS = ("preset", "game", "version", "device", "precision")
 
 
 class Record(NamedTuple):
@@ -42,6 +38,7 @@ class Record(NamedTuple):
     about: dict[str, Any]  # version, device, precision, seconds, fleet size
     curve: tuple[tuple[int, float], ...]  # (step, recent score while learning)
     published_roms: bool  # whether the game differs in ale-py's ROM, and was played with the one of published scores
+    lost: str = ""  # what of its curve was lost; empty: nothing
 
     @property
     def human(self) -> float | None:
@@ -68,18 +65,21 @@ def read(paths: Sequence[Path]) -> Reading:
     for path in paths:
         found = sorted(path.rglob("result.json")) if path.is_dir() else [path] if path.is_file() else []
         if not found:
-            left_out.append(f"{path}: {'no finished run in it' if path.exists() else 'there is no such folder'}")
+            left_out.append(
+                f"{visible(path)}: {'no finished run in it' if path.exists() else 'there is no such folder'}"
+            )
         for file in found:
             try:
                 records.append(_record(file))
             except UnusableError as problem:
-                left_out.append(f"{file}: {problem}")
+                left_out.append(visible(f"{file}: {problem}"))
         left_out += _unfinished(path)
     if not records:
         raise UserError("no finished runs: " + "; ".join(left_out[:3]) + ("; ..." if len(left_out) > 3 else ""))
     named, notes = _protocols(_named(records))
     kept, doubled = _without_doubles(named)
-    return Reading(kept, left_out + doubled, notes + _unlike(kept))
+    lost = [f"{visible(record.path)}: {record.lost}" for record in kept if record.lost]
+    return Reading(kept, left_out + doubled, notes + _unlike(kept) + lost)
 
 
 def _unfinished(path: Path) -> list[str]:
@@ -88,7 +88,9 @@ def _unfinished(path: Path) -> list[str]:
     for folder in sorted(file.parent for file in path.rglob("config.json")):
         if not (folder / "result.json").exists() and (folder / "metrics.jsonl").exists():
             begun.setdefault(folder.parent, []).append(folder.name)
-    return [f"{game}: no result yet (unfinished or diverged): {', '.join(names)}" for game, names in begun.items()]
+    return [
+        visible(f"{game}: no result yet (unfinished or diverged): {', '.join(names)}") for game, names in begun.items()
+    ]
 
 
 def _named(records: Sequence[Record]) -> list[Record]:
@@ -113,15 +115,15 @@ def _folder_name(record: Record) -> str:
 
 
 def _record(file: Path) -> Record:
-    data = _json(file)
-    _check(data)
+    data = runs.checked_result(file)
     chance = data.get("random_score")
     try:
-        config = from_dict(data["config"])
-    except (UserError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise UnusableError(f"its configuration can't be read: {' '.join(str(error).split())}") from error
+        config = from_dict(data.get("config"))
+    except UserError as error:
+        raise UnusableError(f"its configuration can't be read: {error}") from error
     preset = current_name(data["preset"])
     published = _with_published_rom(data["game"], data["protocol"].get("rom"))
+    curve, lost = _curve(file.with_name("metrics.jsonl"), data)
     return Record(
         path=file.parent,
         preset=preset,
@@ -135,49 +137,14 @@ def _record(file: Path) -> Record:
         protocol="",
         rules=data["protocol"],
         config=config,
-        about={_SHOWN_AS.get(name, name): data[name] for name in ("version", "device", "precision", *_NUMBERS)},
+        about={
+            _SHOWN_AS.get(name, name): data[name]
+            for name in ("version", "device", "precision", *reading.RESULT_NUMBERS)
+        },
         published_roms=published,
-        curve=_curve(file.with_name("metrics.jsonl")),
+        curve=curve,
+        lost=lost,
     )
-
-
-def _check(data: dict[str, Any]) -> None:
-    """Refuse a result that lacks what a report shows, or says it in another way."""
-    for name in _TEXTS:
-        if not isinstance(data.get(name), str):
-            raise UnusableError(f"its '{name}' is not a string")
-        if not data[name].isprintable() or len(data[name]) > _LONGEST:
-            raise UnusableError(f"its '{name}' is not a line of at most {_LONGEST} printable characters")
-    measured = ("random_score",) if data.get("random_score") is not None else ()
-    for name in (*_NUMBERS, "score", *measured):
-        if not _number(data.get(name)):
-            raise UnusableError(f"its '{name}' is not a finite number")
-    if data["agents_together"] < 1:
-        raise UnusableError("its 'agents_together' is less than 1")
-    if type(data.get("seed")) is not int or not isinstance(data.get("protocol"), dict):
-        raise UnusableError("its seed is not a whole number, or its protocol is missing")
-    episodes = data.get("episodes")
-    if not isinstance(episodes, list) or not episodes or not all(map(_number, episodes)):
-        raise UnusableError("its episodes are not all finite numbers")
-    mean = sum(episodes) / len(episodes)
-    if not math.isclose(mean, data["score"], rel_tol=1e-9, abs_tol=1e-9):
-        raise UnusableError(f"its score {data['score']} is not the mean of its episodes, {mean}")
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        if file.stat().st_size > _LARGEST:
-            raise UnusableError("it is too large to be a result")
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UnusableError(f"it can't be read: {' '.join(str(error).split())}") from error
-    if not isinstance(data, dict):
-        raise UnusableError("it is not a result file")
-    return data
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST_NUMBER
 
 
 def _with_published_rom(game: str, rom: str | None) -> bool:
@@ -197,19 +164,34 @@ def with_equal_games(records: Sequence[Record]) -> list[Record]:
     return [*records, *both]
 
 
-def _curve(file: Path) -> tuple[tuple[int, float], ...]:
-    """Return (step, score) of the metrics beside a result; results without them are fine."""
-    rows = []
+def _curve(file: Path, data: dict[str, Any]) -> tuple[tuple[tuple[int, float], ...], str]:
+    """Return (step, score) of the metrics beside a result, and what was lost of them; results without them are fine."""
+    if not file.exists():
+        return (), ""
     try:
-        if file.stat().st_size > _LARGEST:
-            return ()
-        for line in file.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            if _number(row.get("score")) and _number(row.get("step")):
-                rows.append((int(row["step"]), float(row["score"])))
-    except (OSError, ValueError, AttributeError):
-        return ()
-    return tuple(rows)
+        content = reading.content(file)
+    except UnusableError as problem:
+        return (), f"its {file.name} can't be read, so it has no learning curve: {problem}"
+    rows, bad = reading.rows(content)
+    curve = tuple((row["step"], float(row["score"])) for row in rows if row.get("score") is not None)
+    sums = data.get("checksums")
+    written = sums.get(file.name) if isinstance(sums, dict) else None
+    missing = max(bad, _missing([row["step"] for row in rows], int(data["steps"])))
+    if missing:
+        return curve, f"its learning curve lacks {plural(missing, 'line')} of {file.name}, lost or damaged"
+    if written is not None and written != hashlib.sha256(content).hexdigest():
+        return curve, f"its {file.name} is not as the run left it: its learning curve may be wrong"
+    return curve, ""
+
+
+def _missing(found: Sequence[int], steps: int) -> int:
+    """Return how many rows of a finished run are missing: there is one every so many steps, and one at the end."""
+    if not found:
+        return 0
+    gaps = [later - earlier for earlier, later in pairwise([0, *found]) if later != steps]
+    every = max(1, min(gaps, default=steps))
+    expected = steps // every + (steps % every > 0)
+    return max(0, expected - len(found))
 
 
 def _protocols(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
@@ -237,11 +219,15 @@ def _protocols(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
     return named, list(notes)
 
 
+def _is_name(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and value.isprintable() and len(value) <= reading.LONGEST
+
+
 def _protocol_name(record: Record, benchmark: bool, taken: set[str]) -> str:
     rules = record.rules
     steps, games, epsilon = (record.config.value(name) for name in PROTOCOL_FIELDS)
     # Every game of Gymnasium has rules of its own, and is known by its id.
-    known = [text for text in (rules.get("name"), rules.get("id")) if isinstance(text, str) and text.isprintable()]
+    known = [text for text in (rules.get("name"), rules.get("id")) if _is_name(text)]
     name = f"{' '.join(known) or 'unknown'}, {steps:,} steps, {games} games, epsilon {epsilon}"
     name = BENCHMARK if benchmark else name
     versions = (f"{name}, variant {number}" for number in range(2, 1000))
@@ -269,5 +255,5 @@ def _without_doubles(records: Sequence[Record]) -> tuple[list[Record], list[str]
         first = kept.setdefault(key, record)
         if first is not record:
             same = "the same run" if first.episodes == record.episodes else "another result of the same method and seed"
-            left_out.append(f"{record.path}: {same} is in {first.path}")
+            left_out.append(visible(f"{record.path}: {same} is in {first.path}"))
     return list(kept.values()), left_out

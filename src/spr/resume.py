@@ -4,7 +4,7 @@ Frames are saved only where an environment can't repeat itself; else the games a
 compared with it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 from spr.checkpoint import Checkpoint, Spec
 from spr.environment import seeds_for
 from spr.errors import UserError
+from spr.reading import is_number
 from spr.replay import learning_reward
 from spr.training import GAME_OVER, TERMINAL, TRUNCATED, Training
 
@@ -65,6 +66,15 @@ def specs(training: Training, step: int, metrics: int) -> dict[str, Spec]:
         channels, height, width = fleet.config.observation.frame
         wanted["frames"] = Spec((min(step, fleet.replay.capacity), channels * height, width), torch.uint8)
     return wanted
+
+
+def check(about: Mapping[str, Any]) -> None:
+    """Raise ValueError for what no checkpoint says of itself; its tensors are checked by `specs`."""
+    metrics, restarts = about["metrics"], about["restarts"]
+    named = isinstance(metrics, list) and all(isinstance(name, str) for name in metrics)
+    counted = isinstance(restarts, list) and all(type(step) is int for step in [*restarts, about["metrics_updates"]])
+    if not named or not counted or not is_number(about["seconds"]):
+        raise ValueError("what a checkpoint says of itself is damaged")
 
 
 def restore(training: Training, saved: Sequence[Checkpoint]) -> Iterator[int]:

@@ -264,6 +264,7 @@ def _latest(training: Training, mine: Sequence[Run], tell: Consumer) -> list[Che
     for step in steps:
 
         def specs(about: Any, step: int = step) -> dict[str, Spec]:
+            resume.check(about)
             return resume.specs(training, step, min(len(about["metrics"]), _MOST_METRICS))
 
         found = []

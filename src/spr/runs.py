@@ -15,22 +15,23 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from safetensors import SafetensorError
 from torch import Tensor
 
-from spr import __version__, files, weights
+from spr import __version__, files, reading, weights
 from spr.config import Config, from_dict
-from spr.errors import UserError
+from spr.errors import UnusableError, UserError
 from spr.games import normalised
 from spr.methods import current_name, is_atari_100k
 
 DIVERGED_UPDATE = "diverged.safetensors"  # what reproduces the update by which a run diverged
 _DIVERGED = ("diverged.json", DIVERGED_UPDATE, "fault.json", "fault.spr")  # the last two up to 0.7
-_GROWING = ("metrics.jsonl", "times.jsonl", "episodes.jsonl")
+_CURVES = ("metrics.jsonl", "episodes.jsonl")  # the same whenever a run is made
+_GROWING = (*_CURVES, "times.jsonl")
 TENSORBOARD = "tensorboard"  # the folder of a run's event files
 WANDB = "wandb"  # beside all runs: the folder of what is logged there
 WANDB_ID = "wandb.json"  # what a run is called there
 _KNOWN = ("config.json", *_GROWING, "agent.safetensors", "result.json", TENSORBOARD, WANDB_ID, *_DIVERGED)
+_LARGEST_GROWN = 2**28  # bytes of a file that grows line by line
 LOGS = "logs"  # where a sweep's commands write what they say
 _FILES = {"config.json": "it is not a run's folder", "agent.safetensors": "its agent was not saved"}
 
@@ -56,12 +57,12 @@ class Run(NamedTuple):
         return _arguments_of(self.environment)
 
 
-def _arguments_of(environment: Any) -> dict[str, bool | int | float | str]:
+def _arguments_of(environment: dict[str, Any]) -> dict[str, bool | int | float | str]:
     """Return the arguments of an environment from a file: plain values by name, or it is refused."""
     found = environment.get("arguments", {})
-    plain = all(isinstance(value, bool | int | float | str) for value in found.values())
+    plain = isinstance(found, dict) and all(isinstance(value, bool | int | float | str) for value in found.values())
     if not plain or not all(name.isidentifier() for name in found):
-        raise UserError("the arguments of its environment are not plain values by name")
+        raise UnusableError("the arguments of its environment are not plain values by name")
     return dict(found)
 
 
@@ -152,13 +153,14 @@ def locked(paths: Sequence[Path]) -> Iterator[None]:
             except OSError as error:
                 raise unusable(path, error) from error
             held.callback(_unlock, lock, file, missing)
+            files.remove_leftovers(path, _ours)
         yield
 
 
-def _lock(lock: Path) -> IO[str]:
+def _lock(lock: Path) -> IO[bytes]:
     """Open and lock a file that is still the one with that name: its last holder may have removed it meanwhile."""
     while True:
-        file = lock.open("a")
+        file = files.growing(lock)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if lock.exists() and os.fstat(file.fileno()).st_ino == lock.stat().st_ino:
@@ -169,7 +171,7 @@ def _lock(lock: Path) -> IO[str]:
         file.close()
 
 
-def _unlock(lock: Path, file: IO[str], folders: Sequence[Path]) -> None:
+def _unlock(lock: Path, file: IO[bytes], folders: Sequence[Path]) -> None:
     lock.unlink(missing_ok=True)
     file.close()
     for folder in folders:
@@ -183,20 +185,27 @@ def finished(path: Path) -> bool:
 
 
 def result(path: Path) -> dict[str, Any] | None:
-    """Return what a finished run has written of itself, or None where nothing can be read; `spr report` says why."""
+    """Return what a finished run has written of itself, or None where it can't be used; `spr report` says why."""
     try:
-        data = json.loads(read_text(path / "result.json"))
-    except (OSError, ValueError, UserError):
+        return checked_result(path / "result.json")
+    except UnusableError:
         return None
-    return data if isinstance(data, dict) else None
+
+
+def checked_result(file: Path) -> dict[str, Any]:
+    """Read a result that has everything a result has; `UnusableError` says what is wrong with it."""
+    try:
+        data = reading.json_object(file)
+    except UnusableError as problem:
+        raise UnusableError(f"it can't be read: {problem}") from problem
+    reading.check_result(data)
+    return data
 
 
 def last_step(path: Path) -> int | None:
     """Return the step of a run's last line of times, or None where there is none yet."""
-    try:
-        return int(json.loads((path / "times.jsonl").read_text(encoding="utf-8").splitlines()[-1])["step"])
-    except (OSError, ValueError, KeyError, IndexError):
-        return None
+    found = _rows(path / "times.jsonl").good
+    return int(found[-1]["step"]) if found else None
 
 
 def results(path: Path) -> list[Path]:
@@ -240,19 +249,17 @@ def rewind(run: Run, step: int) -> None:
         path = run.path / name
         if not path.exists():
             continue
-        kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
-        files.replace(path, "".join(line + "\n" for line in kept).encode())
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
+        try:
+            lines = reading.content(path, _LARGEST_GROWN).split(b"\n")
+        except UnusableError as problem:
+            raise UserError(f"{path} can't be read: {problem}; remove it to go on without these lines") from problem
+        known = ((line, reading.row(line)) for line in lines)
+        kept = [line for line, row in known if row is not None and row["step"] <= step]
+        files.replace(path, b"".join(line + b"\n" for line in kept))
 
 
 def _ours(name: str) -> bool:
-    plain = name.removesuffix(".part")
+    plain = files.named_beside(name)
     return plain in _KNOWN or plain.startswith("checkpoint-")
 
 
@@ -264,7 +271,7 @@ def create(runs: Sequence[Run]) -> None:
             _clear(run.path)
             run.path.mkdir(parents=True, exist_ok=True)
             made.append(run.path)
-            _write_json(run.path / "config.json", description(run))
+            _write_json(run.path / "config.json", reading.sealed(description(run)))
         except OSError as error:
             for path in made:
                 _clear(path)
@@ -306,23 +313,23 @@ def log_episode(run: Run, row: dict[str, Any]) -> None:
     _append(run.path / "episodes.jsonl", row)
 
 
-def logged(run: Run) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return a run's rows of metrics and its episodes so far."""
-    metrics, episodes = (run.path / name for name in ("metrics.jsonl", "episodes.jsonl"))
-    return _rows(metrics), _rows(episodes)
+def logged(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return a run's rows of metrics and its episodes so far; lines that are damaged are passed over."""
+    return _rows(path / "metrics.jsonl").good, _rows(path / "episodes.jsonl").good
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def _rows(file: Path) -> reading.Rows:
+    try:
+        return reading.rows(reading.content(file, _LARGEST_GROWN))
+    except UnusableError:
+        return reading.Rows([], 0)
 
 
 def _append(path: Path, row: dict[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        # What is no number has no place in JSON, whatever the library would write.
-        illegal = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
-        file.write(json.dumps(row | dict.fromkeys(illegal), allow_nan=False) + "\n")
+    # What is no number has no place in JSON, whatever the library would write.
+    illegal = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+    with files.growing(path) as file:
+        file.write((json.dumps(row | dict.fromkeys(illegal), allow_nan=False) + "\n").encode())
 
 
 def save_agent(run: Run, params: dict[str, Tensor], step: int) -> None:
@@ -345,8 +352,10 @@ def save_result(run: Run, episodes: Sequence[float], measured: dict[str, Any]) -
         **measured,
         "version": __version__,
         "config": run.config.to_dict(),
+        # By these a report knows whether a curve has lost lines since.
+        "checksums": {name: found for name in _CURVES if (found := reading.checksum_of(run.path / name)) is not None},
     }
-    _write_json(run.path / "result.json", result)
+    _write_json(run.path / "result.json", reading.sealed(result))
     return result
 
 
@@ -364,13 +373,14 @@ def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
     try:
         file = path / "agent.safetensors" if path.is_dir() else path
         said = weights.about(file)
-        data = said.words | (json.loads(read_text(path / "config.json")) if path.is_dir() else {})
+        described = _description(path) if path.is_dir() else reading.Said({}, sealed=False)
+        data = said.words | described.data
         run = _described(path, data)._replace(sealed=said.checksum is not None)
         found = weights.read(file, said, run.config, data["config"])
-    except UserError as error:
+        if described.sealed and not run.sealed:  # agents had one before descriptions had
+            raise UnusableError("its agent has lost its checksum")
+    except (UserError, UnusableError) as error:
         raise UserError(f"{path} can't be used: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise _unreadable(path, error) from error
     return run, found
 
 
@@ -379,34 +389,40 @@ def describe(path: Path) -> Run:
     if not (path / "config.json").is_file():
         raise UserError(f"{path} has no config.json: {_FILES['config.json']}")
     try:
-        return _described(path, json.loads(read_text(path / "config.json")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unreadable(path, error) from error
+        return _described(path, _description(path).data)
+    except (UserError, UnusableError) as error:
+        raise UserError(f"{path} can't be used: {error}") from error
+
+
+def _description(path: Path) -> reading.Said:
+    try:
+        return reading.said(path / "config.json", weights.LARGEST_DESCRIPTION)
+    except UnusableError as problem:
+        raise UnusableError(f"its config.json can't be read: {problem}") from problem
 
 
 def _described(path: Path, data: dict[str, Any]) -> Run:
-    _arguments_of(data["environment"])
+    """Return the run that a file describes; what it says is compared with what a description has to be."""
+    for name in ("preset", "game", *(["precision"] if data.get("precision") is not None else [])):
+        reading.check_name(data, name)
+    reading.check_seed(data)
+    environment = data.get("environment")
+    if not isinstance(environment, dict) or not isinstance(environment.get("name"), str):
+        raise UnusableError("its environment has no name")
+    _arguments_of(environment)
+    step = str(data.get("step", 0))  # in the metadata of files up to version 0.10 a text
+    if not re.fullmatch("[0-9]{1,10}", step, re.ASCII):
+        raise UnusableError("its step is not a whole number")
     return Run(
         path,
         current_name(data["preset"]),
         data["game"],
-        int(data["seed"]),
-        from_dict(data["config"]),
-        data["environment"],
+        data["seed"],
+        from_dict(data.get("config")),
+        environment,
         data.get("precision"),
-        int(data["step"]) if "step" in data else None,
+        int(step) if "step" in data else None,
     )
-
-
-def _unreadable(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path} can't be read: {type(error).__name__}: {' '.join(str(error).split())}")
-
-
-def read_text(path: Path) -> str:
-    """Read a description; a real one is a few kilobytes."""
-    if path.stat().st_size > weights.LARGEST_DESCRIPTION:
-        raise UserError(f"{path} is too large to be a run's description")
-    return path.read_text(encoding="utf-8")
 
 
 def unusable(path: Path, error: OSError) -> UserError:

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from spr import __version__, files, runs
-from spr.errors import UserError
+from spr.errors import UnusableError, UserError, visible
+from spr.reading import sealed
 from spr.runs import Run
 from spr.weights import to_bytes
 
@@ -36,17 +37,19 @@ def export(path: Path, target: Path) -> list[Path]:
         raise UserError(f"{path} is an exported agent already: copy it")
     result: dict[str, Any] = {}
     if runs.finished(path):
-        made = runs.result(path)
-        if made is None:
-            raise UserError(f"{path / 'result.json'} is damaged: 'spr train --overwrite' makes the run again")
-        result = made
+        try:
+            result = runs.checked_result(path / "result.json")
+        except UnusableError as problem:
+            raise UserError(
+                f"{path / 'result.json'} is damaged: {problem}; 'spr train --overwrite' makes the run again"
+            ) from problem
     scores = {name: result[name] for name in _KEPT if name in result}
     if target.suffix == ".safetensors" and not target.is_dir():
         write_agent(run, weights, target, scores)
         return [target]
-    texts = {"config.json": json.dumps(_described(run), indent=1) + "\n", "README.md": card(run, result)}
+    texts = {"config.json": json.dumps(sealed(_described(run)), indent=1) + "\n", "README.md": card(run, result)}
     if result:
-        texts["result.json"] = json.dumps(result, indent=1) + "\n"
+        texts["result.json"] = json.dumps(sealed(result), indent=1) + "\n"
     wanted = [target / name for name in ("agent.safetensors", *texts)]
     taken = next((file for file in wanted if file.exists()), None)
     if taken is not None:
@@ -68,6 +71,7 @@ def _described(run: Run) -> dict[str, Any]:
 def card(run: Run, result: Mapping[str, Any]) -> str:
     """Return a model card in Markdown: what the agent is, how it was made, what it scored, and how to use it."""
     config, rules = run.config, runs.protocol(run)
+    method, game = _cell(run.preset), _cell(run.game)
     lines = [
         "---",
         "library_name: spr",
@@ -77,9 +81,9 @@ def card(run: Run, result: Mapping[str, Any]) -> str:
         else "tags: [reinforcement-learning, deep-reinforcement-learning, spr]",
         "---",
         "",
-        f"# {run.preset} on {run.game}",
+        f"# {method} on {game}",
         "",
-        f"An agent that learnt {run.game} by the method `{run.preset}` of the package spr {__version__} "
+        f"An agent that learnt {game} by the method `{method}` of the package spr {__version__} "
         "(self-predictive representations, Schwarzer et al. 2021), "
         f"seed {run.seed}, in {run.step or config.schedule.steps:,} steps.",
         "",
@@ -126,4 +130,4 @@ def card(run: Run, result: Mapping[str, Any]) -> str:
 
 def _cell(value: Any) -> str:
     """Write a value so that it stays in its cell."""
-    return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")
+    return visible(" ".join(str(value).split())).replace("|", "\\|").replace("<", "&lt;")

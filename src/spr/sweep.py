@@ -15,8 +15,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from spr import runs
+from spr import files, runs
 from spr.display import StopRequest, clock
+from spr.errors import visible
 from spr.fleet import fleet_memory
 from spr.hardware import cores, free_memory
 from spr.plan import Cost, Job, Rates, Settings, unfinished
@@ -53,7 +54,7 @@ def sweep(jobs: Sequence[Job], settings: Settings, engine: Engine, console: Cons
                 failed.append(event)
     console.print(outcome(jobs, settings))
     for event in failed:
-        console.print(f"failed: {event.job}: {event.reason}", highlight=False, soft_wrap=True)
+        console.print(visible(f"failed: {event.job}: {event.reason}"), highlight=False, soft_wrap=True)
     if stop.asked:
         console.print("stopped and saved; the same command goes on")
         return INTERRUPTED
@@ -116,7 +117,7 @@ class Command:
         """Start it, with so many threads for arithmetic; what it says goes to a file."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
-        with log.open("wb") as file:
+        with files.growing(log, fresh=True) as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _CHILD.format(signal=int(when_orphaned)), *arguments],
                 env={"OMP_NUM_THREADS": str(threads), **os.environ, **(environment or {})},

@@ -31,6 +31,7 @@ _AGGREGATES = {
     "superhuman games": stats.superhuman,
 }
 _BY_DQN = {"mean, DQN-normalised": stats.mean, "median, DQN-normalised": stats.median}
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 _TABLE_1 = ("mean", "median", *_BY_DQN, "superhuman games")  # what the paper has, in its order
 
 
@@ -75,7 +76,10 @@ class Table(NamedTuple):
         return all(isinstance(row[column].value, str | None) for row in self.rows)
 
     def csv(self) -> list[list[str]]:
-        """Return it as rows of text; a column with intervals becomes three, and its notes one more."""
+        """Return it as rows of text; a column with intervals becomes three, and its notes one more.
+
+        A word that a spreadsheet would take for a formula has an apostrophe before it.
+        """
         shown = list(zip(*self.rows, strict=True))
         parts: list[list[str]] = []
         for title, cells in zip(self.columns, shown, strict=True):
@@ -86,7 +90,20 @@ class Table(NamedTuple):
                     parts.append([f"{title}: {name}", *("" if value is None else str(value) for value in values)])
             if any(cell.note for cell in cells):
                 parts.append([f"{title}: note", *(cell.note for cell in cells)])
-        return [list(row) for row in zip(*parts, strict=True)]
+        return [list(map(_unobeyed, row)) for row in zip(*parts, strict=True)]
+
+
+def _unobeyed(text: str) -> str:
+    """Return a cell of a CSV file: names come from files, and a spreadsheet calculates what begins like a formula."""
+    return f"'{text}" if text.startswith(_FORMULAS) and not all(map(_is_number, text.split(" "))) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 class Method(NamedTuple):

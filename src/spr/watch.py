@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from spr import checkpoint, matching, playing, runs
+from spr import checkpoint, files, matching, playing, runs
 from spr.actor import Actor
 from spr.aux_losses import cosine
 from spr.config import Config
@@ -351,11 +351,12 @@ def writing(path: Path, fps: int, overwrite: bool = False) -> Iterator[Show]:
         program = imageio_ffmpeg.get_ffmpeg_exe()
     except (ImportError, RuntimeError) as error:
         raise UserError("a film is written by imageio-ffmpeg, which is not here: pip install 'spr[video]'") from error
-    beside = path.with_name(path.name + ".part")
     pictures = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{WIDTH}x{HEIGHT}", "-r", str(fps), "-i", "pipe:0"]
-    command = [program, "-loglevel", "error", "-y", *pictures, *_FORMS[path.suffix.lower()], f"file:{beside}"]
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said, start_new_session=True)
+    begin = [program, "-loglevel", "error", "-y", *pictures, *_FORMS[path.suffix.lower()]]
+    with tempfile.TemporaryFile() as said, _taking_place_of(path) as beside:
+        process = subprocess.Popen(
+            [*begin, f"file:{beside.name}"], stdin=subprocess.PIPE, stderr=said, start_new_session=True
+        )
         assert process.stdin is not None
 
         def failed() -> UserError:
@@ -377,11 +378,18 @@ def writing(path: Path, fps: int, overwrite: bool = False) -> Iterator[Show]:
             process.communicate()
             if process.returncode:
                 raise failed()
-            beside.replace(path)
         finally:
             process.kill()
             process.communicate()
-            beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _taking_place_of(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        with files.replacing(path) as beside:
+            yield beside
+    except OSError as error:
+        raise runs.unusable(path, error) from error
 
 
 @contextmanager

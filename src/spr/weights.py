@@ -7,17 +7,19 @@ configuration; files up to version 0.10 have none.
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from spr import reading
 from spr.config import Config
-from spr.errors import UserError
+from spr.errors import UnusableError, UserError, one_line
 from spr.networks import Networks, num_actions_of
 
 LARGEST_DESCRIPTION = 2**22  # bytes
@@ -41,9 +43,12 @@ def to_bytes(weights: Mapping[str, Tensor], words: Mapping[str, Any], config: Ma
 
 def about(file: Path) -> About:
     """Return what a file says of itself; nothing of that is checked yet."""
-    with safe_open(file, "pt") as agent:
+    with _opened(file) as agent:
         metadata = agent.metadata() or {}
-    words = {key: value for key, value in metadata.items() if key == "step"} | json.loads(metadata.get("spr", "{}"))
+    said = reading.parse(metadata.get("spr", "{}"))
+    if not isinstance(said, dict):
+        raise UnusableError("what it says of itself is damaged")
+    words = {key: value for key, value in metadata.items() if key == "step"} | said
     checksum = words.pop("sha256", None)
     return About(words, None if checksum is None else str(checksum))
 
@@ -53,7 +58,7 @@ def read(file: Path, said: About, config: Config, stored: Mapping[str, Any]) -> 
 
     Names, shapes and sizes are checked before any weight is read; then the checksum, and that all numbers are finite.
     """
-    with safe_open(file, "pt") as agent:
+    with _opened(file) as agent:
         _check_shapes(agent, config, file.stat().st_size)
         weights = {name: agent.get_tensor(name) for name in agent.keys()}  # noqa: SIM118 - it is no mapping
     if said.checksum is not None and said.checksum != _checksum(weights, said.words, stored):
@@ -62,6 +67,18 @@ def read(file: Path, said: About, config: Config, stored: Mapping[str, Any]) -> 
         if not tensor.isfinite().all():
             raise UserError(f"the agent's '{name}' holds numbers that are not finite")
     return weights
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Open a file of weights; what the library finds wrong with it is said in a line."""
+    if not file.is_file():
+        raise UnusableError(f"{file.name} is no plain file")
+    try:
+        with safe_open(file, "pt") as agent:
+            yield agent
+    except (OSError, SafetensorError) as error:
+        raise UnusableError(f"its weights can't be read: {one_line(error)}") from error
 
 
 def _checksum(weights: Mapping[str, Tensor], words: Mapping[str, Any], config: Mapping[str, Any]) -> str:
@@ -76,7 +93,10 @@ def _checksum(weights: Mapping[str, Tensor], words: Mapping[str, Any], config: M
 def _check_shapes(agent: Any, config: Config, size: int) -> None:
     """Compare an open file's tensors with what the configuration asks for."""
     found = {name: agent.get_slice(name) for name in agent.keys()}  # noqa: SIM118
-    actions = max(1, num_actions_of(config, {name: piece.get_shape() for name, piece in found.items()}))
+    try:
+        actions = max(1, num_actions_of(config, {name: piece.get_shape() for name, piece in found.items()}))
+    except (KeyError, IndexError):
+        raise UnusableError("its agent lacks the values of its actions") from None
     if actions > _MOST_ACTIONS:
         raise UserError(f"an agent with {actions:,} actions is not believable")
     with torch.device("meta"):
