@@ -21,7 +21,7 @@ from spr.drawing import LACKING
 from spr.errors import UserError
 from spr.games import game_names, normalised, reference_scores, reference_table
 from spr.methods import preset_config
-from spr.report import write
+from spr.report import front, write
 from spr.results import BENCHMARK, read, with_equal_games
 from spr.tables import Method, methods_of
 
@@ -234,6 +234,14 @@ def test_the_repositorys_own_results_can_be_reported(tmp_path):
     published = [record for record in records if record.path.parts[-3] == "spr-published-roms"]
     assert {record.method for record in published} == {"spr (published ROMs)"}
     assert {record.protocol for record in records} == {BENCHMARK}
+
+
+def test_the_tables_of_the_readme_are_those_of_the_report():
+    found = read([REPOSITORY / "results" / "spr"]).records
+    assert {record.protocol for record in found} == {BENCHMARK}
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    shown = text.split("<!-- front_page.md of `spr report results/spr` -->\n")[1].split("<!-- end -->")[0]
+    assert shown == front(found)
 
 
 def test_depth_and_ema_by_hand():

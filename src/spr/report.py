@@ -14,6 +14,7 @@ from spr.curves import NEEDS, curves
 from spr.drawing import Drawing
 from spr.errors import UserError, plural
 from spr.files import remove_leftovers
+from spr.front import front_page
 from spr.page import Contents, page
 from spr.results import BENCHMARK, Reading, Record, read, with_equal_games
 from spr.sections import Section
@@ -32,7 +33,7 @@ class Report(NamedTuple):
 
 
 def write(paths: Sequence[Path], out: Path, draws: int = DRAWS) -> Report:
-    """Read runs and write index.html, PNG and CSV files into a folder."""
+    """Read runs and write index.html, PNG and CSV files into a folder, and tables in Markdown for a front page."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: choose a folder")
     reading = read(paths)
@@ -41,11 +42,18 @@ def write(paths: Sequence[Path], out: Path, draws: int = DRAWS) -> Report:
     shown = [*(table for section in contents.sections for table in section.tables), *contents.about]
     files |= {out / f"{table.name}.csv": _csv(table) for table in shown}
     files |= {out / f"{drawing.name}.png": drawing.png for part in contents.sections for drawing in part.drawings}
+    if benchmark := [record for record in reading.records if record.protocol == BENCHMARK]:
+        files[out / "front_page.md"] = front(benchmark, draws).encode(errors="replace")
     files[out / "runs.csv"] = _csv(tables.all_runs(reading.records))
     remove_leftovers(out, {path.name for path in files}.__contains__)
     for path, data in files.items():
         runs.write_if_changed(path, data)
     return Report(list(files), reading.left_out, list(contents.notes))
+
+
+def front(records: Sequence[Record], draws: int = DRAWS) -> str:
+    """Return the tables of a front page for runs of the benchmark."""
+    return front_page(with_equal_games(records), draws, np.random.default_rng(_SEED))
 
 
 def _contents(reading: Reading, draws: int) -> Contents:

@@ -75,6 +75,14 @@ class Table(NamedTuple):
         """Say whether a column holds words, not numbers."""
         return all(isinstance(row[column].value, str | None) for row in self.rows)
 
+    def markdown(self) -> str:
+        """Return it as a table in Markdown; what stands beside a value is in brackets."""
+        lines = [list(self.columns), ["---"] * len(self.columns)]
+        for row in self.rows:
+            cells = (f"{cell.text()} ({cell.beside()})" if cell.beside() else cell.text() for cell in row)
+            lines.append([text.replace("|", "\\|") for text in cells])
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
     def csv(self) -> list[list[str]]:
         """Return it as rows of text; a column with intervals becomes three, and its notes one more.
 

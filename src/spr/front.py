@@ -1,0 +1,75 @@
+"""Owns what a front page shows of the benchmark: our methods beside SPR as it was published, in Markdown."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from spr import stats, tables
+from spr.errors import plural
+from spr.games import game_names, reference_scores, reference_table, unlike_published
+from spr.results import Record
+from spr.tables import Cell, Method, Table
+
+_SPR = ("SPR", "SPR (100 runs)", "SPR (JAX)")  # the paper's, and what its authors have measured since
+_STAR = "\\*"
+
+
+def front_page(records: Sequence[Record], draws: int, random: np.random.Generator) -> str:
+    """Return the scores by game and over all games, with what must be known to read them."""
+    methods = tables.methods_of(records)
+    starred = {
+        (record.method, record.game) for record in records if unlike_published(record.game, record.rules.get("rom"))
+    }
+    parts = [_by_game(methods, starred, draws, random).markdown(), _over_games(methods, draws, random).markdown()]
+    words = (
+        "Means of raw scores, with their 95% bootstrap interval where there are several runs; below, human-normalised "
+        "scores over all 26 games."
+    )
+    if starred:
+        words += f" {_STAR} played with another ROM than the published scores."
+    return "\n".join([*parts, words]) + "\n"
+
+
+def _by_game(
+    methods: Sequence[Method], starred: set[tuple[str, str]], draws: int, random: np.random.Generator
+) -> Table:
+    spread = {row["game"]: row for row in reference_table("spr_run_spread")}
+    rows = []
+    for game in game_names():
+        row = {name: _short(float(value)) for name, value in spread[game].items() if name != "game"}
+        ours = [_ours(method, game, (method.name, game) in starred, draws, random) for method in methods]
+        theirs = Cell(row["mean_100"], note=f"{row['p5']} to {row['p95']}")
+        rows.append([Cell(game), *ours, Cell(_short(reference_scores("spr")[game])), theirs, Cell(row["jax_mean_49"])])
+    names = [f"{method.name}, ours" for method in methods]
+    columns = ["game", *names, "paper", "authors' code, 100 runs (5% to 95% of them)", "their JAX version, 49 runs"]
+    return Table("by_game", "By game", columns, rows)
+
+
+def _ours(method: Method, game: str, star: bool, draws: int, random: np.random.Generator) -> Cell:
+    runs = method.scores.get(game)
+    if runs is None:
+        return Cell()
+    found = stats.bootstrap(stats.mean, [runs], draws=draws, random=random)
+    note = f"{_short(found.low)} to {_short(found.high)}, {plural(len(runs), 'run')}" if len(runs) > 1 else ""
+    return Cell(_short(found.value) + (f" {_STAR}" if star else ""), note=note)
+
+
+def _over_games(methods: Sequence[Method], draws: int, random: np.random.Generator) -> Table:
+    table = tables.aggregates(methods, draws, random)
+    kept = [i for i, name in enumerate(table.columns) if name != "source" and "DQN" not in name]
+    rows = []
+    for row in table.rows:
+        ours = row[1].value == "ours"
+        if ours or row[0].value in _SPR:
+            name = row[0]._replace(value=f"{row[0].value}, ours" if ours else f"{row[0].value}, {row[1].value}")
+            cells = [name, *row[1:]]
+            # A single run of each game has no interval.
+            single = ours and "1 run each" in str(row[2].value)
+            bare = [cell._replace(low=None, high=None) if single else cell for cell in cells]
+            rows.append([bare[i]._replace(note="") for i in kept])
+    return Table("over_games", "Over games", [table.columns[i] for i in kept], rows)
+
+
+def _short(score: float) -> str:
+    """Return a raw score with as many digits as tell runs apart."""
+    return f"{score:,.1f}" if abs(score) < 100 else f"{score:,.0f}"
