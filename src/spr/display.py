@@ -1,5 +1,6 @@
 """Owns what a person sees while long work runs: a live bar in a terminal, plain lines in a pipe; and a clean Ctrl-C."""
 
+import os
 import signal
 import time
 from collections import deque
@@ -16,10 +17,39 @@ from spr.events import Event
 from spr.training import StepInfo
 
 _PLAIN_EVERY = 15.0  # seconds between lines where no bar can be drawn
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: the terminal or the connection is gone
 _SAME_SIGNAL = 1.0  # seconds within which two signals count as one
 _WINDOW = 10.0  # seconds over which the rate is taken
 _REFRESH = 0.1  # seconds between two looks at the clock that matter: a loop may call a thousand times a second
+
+
+class Output(Console):
+    """A console that falls silent when nobody can read it any more: a closed terminal or pipe, a log on a full disk.
+
+    Work that takes hours does not end for that; what it has to say for good is in its files and its exit code.
+    """
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **more)  # names and paths are shown as they are
+
+    def on_broken_pipe(self) -> None:
+        """Fall silent."""
+        self._fall_silent()
+
+    def _write_buffer(self) -> None:
+        try:
+            super()._write_buffer()
+        except BrokenPipeError:
+            raise
+        except OSError:
+            self._fall_silent()
+
+    def _fall_silent(self) -> None:
+        self.quiet = True
+        del self._buffer[:]
+        # What is left in the stream would be written once more when the process ends.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), self.file.fileno())
 
 
 class Bar:
@@ -93,6 +123,7 @@ class Display:
         self._bar: Bar | None = None
         self._title = ""
         self._rows: list[dict[str, Any]] = []
+        self._problems: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -124,10 +155,9 @@ class Display:
                 self._rows = info.rows or self._rows
                 if self._bar is not None:
                     self._bar.show(info.step, _figures(info, self._rows))
-            case events.Diverged(_, message):
+            case events.Diverged(_, message) | events.Failed(message):  # the others go on, and so does the bar
+                self._problems.append(message)
                 self._console.print(message, highlight=False, soft_wrap=True)
-            case events.Failed(message):
-                self._line(message)
             case events.Stopped(step):
                 self._line(f"stopped after {step:,} steps and saved; the same command with --resume goes on")
             case events.Evaluated(title, games, total):
@@ -136,6 +166,8 @@ class Display:
                 self._close()
                 self._console.print(_summary(results))
                 self._line(f"stored under {out}")
+                for problem in self._problems:  # hours may have passed since
+                    self._line(f"no result: {problem}")
             case events.Metrics() | events.EpisodeEnded() | events.Scored():
                 pass
 
@@ -196,9 +228,10 @@ def _summary(results: Sequence[dict[str, Any]]) -> Table:
 
 
 class StopRequest:
-    """Turns the first Ctrl-C (or SIGTERM) into a flag that the loop polls between steps; a later one interrupts.
+    """Turns the first Ctrl-C (SIGTERM, SIGHUP) into a flag that the loop polls between steps; a later one interrupts.
 
     `timeout` and batch systems signal a process and then its whole group, so the same signal may arrive twice at once.
+    SIGHUP stays ignored where it is, as under `nohup`.
     """
 
     def __init__(self) -> None:
@@ -208,7 +241,9 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.getsignal(number) for number in _STOPPING}
+        before = {number: signal.getsignal(number) for number in _STOPPING}
+        ignored = [signal.SIGHUP] if before[signal.SIGHUP] is signal.SIG_IGN else []
+        self._before = {number: handler for number, handler in before.items() if number not in ignored}
         self.check()
         return self
 
@@ -222,7 +257,7 @@ class StopRequest:
         The handlers are put in place again each time, because a compiler that runs inside the process may install its
         own below Python's notice: LLVM's, which Triton brings, end the process without a word.
         """
-        for number in _STOPPING:
+        for number in self._before:
             signal.signal(number, self._ask)
         return self.asked
 

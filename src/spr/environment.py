@@ -6,11 +6,13 @@ the raw reward, and how things ended: `terminal` ends an episode for learning (a
 are [C, H, W]: channels, height, width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from spr.errors import EnvironmentFault
 
 Frames = NDArray[np.uint8]  # [N, C, H, W]
 Flags = NDArray[np.bool_]  # [N]
@@ -25,6 +27,19 @@ class Step(NamedTuple):
     terminal: Flags  # [N] a life was lost or the game ended
     truncated: Flags  # [N] the time limit was reached
     game_over: Flags  # [N] the game ended by either
+
+
+class BrokenStep(EnvironmentFault):
+    """A step in which some environments failed, at its beginning or since the step before: why, and what it gave.
+
+    What is given of those that failed is a black frame and a time limit; until they are restarted they do not step, and
+    are not named again. So whoever can do without them goes on with the others.
+    """
+
+    def __init__(self, faults: Mapping[int, str], out: Step) -> None:
+        place, message = next(iter(faults.items()))
+        super().__init__(place, message)
+        self.faults, self.out = faults, out
 
 
 class Envs(Protocol):
@@ -46,7 +61,7 @@ class Envs(Protocol):
         """Begin one step with an action for each environment; the caller may do other work meanwhile."""
 
     def recv(self) -> Step:
-        """Wait for the step that was begun; ended games restart at once."""
+        """Wait for the step that was begun; ended games restart at once. Environments that fail: `BrokenStep`."""
 
     def close(self) -> None:
         """Release what the environments hold."""
