@@ -44,9 +44,9 @@ class HeldError(Exception):
 
 
 @contextmanager
-def hold(path: Path, **about: Any) -> Iterator[None]:
+def hold(path: Path, patience: float = _PATIENCE, **about: Any) -> Iterator[None]:
     """Hold a lock, and say so in its file: `HeldError` if another process has it. Afterwards its file is gone."""
-    file = _take(path)
+    file = _take(path, patience)
     try:
         said = {"process": os.getpid(), "host": socket.gethostname(), "since": _now()}
         file.truncate(0)
@@ -72,9 +72,9 @@ def holder(path: Path) -> Holder | None:
     return None
 
 
-def _take(path: Path) -> IO[str]:
+def _take(path: Path, patience: float) -> IO[str]:
     """Open and lock a file that is still the one with that name: its last holder may have removed it meanwhile."""
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + patience
     while True:
         file = path.open("a+", encoding="utf-8")
         try:

@@ -148,7 +148,7 @@ def locked(paths: Sequence[Path]) -> Iterator[None]:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 held.enter_context(locks.hold(_lock_of(path)))
-                _remove_torn(path)
+                remove_torn(path)
             except locks.HeldError as error:
                 raise UserError(f"{path} is being worked on by {error.holder}: wait for it, or stop it") from None
             except OSError as error:
@@ -171,7 +171,7 @@ def _remove_empty(folders: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-def _remove_torn(path: Path) -> None:
+def remove_torn(path: Path) -> None:
     """Remove files of a run that were not written to their end."""
     for entry in path.iterdir() if path.is_dir() else ():
         if _torn(entry.name):
