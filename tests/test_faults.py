@@ -2,7 +2,14 @@
 
 import errno
 import json
+import os
+import pty
+import resource
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import gymnasium
@@ -10,8 +17,9 @@ import numpy as np
 import pytest
 from conftest import CPU, TINY, as_options
 
-from spr import checkpoint, events, locks, runner, runs
+from spr import checkpoint, events, hardware, locks, runner, runs
 from spr.cli import main
+from spr.display import Output, StopRequest
 from spr.environment import BrokenStep
 from spr.envs import make
 from spr.errors import StorageFault
@@ -417,3 +425,196 @@ def test_who_holds_a_lock_is_named_and_nobody_is_held_up_by_a_file_alone(tmp_pat
     assert locks.holder(path) is None
     with locks.hold(path):
         assert locks.holder(path).process == who.process
+
+
+def spr(*arguments, **how):
+    """`spr` as a command of its own; with a limit, of a process that may not do all that it wants."""
+    limit = how.pop("limit", None)
+
+    def begin():
+        if limit is not None:
+            resource.setrlimit(limit[0], (limit[1], limit[1]))
+
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    words = [sys.executable, "-m", "spr", *map(str, arguments)]
+    return subprocess.Popen(words, env=environment, text=True, preexec_fn=begin, **how)  # noqa: PLW1509
+
+
+def wait_for(what, seconds=120):
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_closed_saves_and_stops(tmp_path):
+    """Its process gets SIGHUP, and can say nothing to anybody any more."""
+    ours, theirs = pty.openpty()
+    words = ("train", "catch", "--steps", "9000", "--device", "cpu", "--out", tmp_path, *as_options(SMALL))
+    process = spr(*words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    run = folder(tmp_path, 0, "catch")
+    wait_for((run / "metrics.jsonl").exists)
+    os.close(ours)  # writing fails from here on
+    process.send_signal(signal.SIGHUP)  # as the kernel does where the terminal is the process's own
+    assert process.wait(60) == 130
+    (step,) = checkpoint.steps_of(run)
+    assert runs.load(run)[0].step == step
+    assert not list(tmp_path.rglob(".*.lock"))
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_ends_nothing(tmp_path):
+    with Path("/dev/full").open("w") as full:  # a log on a full disk
+        process = spr("train", "catch", "--out", tmp_path, *OPTIONS, stdout=full, stderr=subprocess.PIPE)
+    _, said = process.communicate(timeout=120)
+    assert (process.returncode, said) == (0, "")
+    assert runs.finished(folder(tmp_path, 0, "catch"))
+    ours, theirs = os.pipe()
+    os.close(ours)
+    process = spr("presets", stdout=theirs, stderr=subprocess.PIPE)
+    os.close(theirs)
+    assert process.communicate(timeout=60)[1] == ""
+
+
+def test_a_console_that_can_not_be_written_to_falls_silent():
+    with Path("/dev/full").open("w") as full:
+        console = Output(file=full)
+        console.print("lost")
+        assert console.quiet
+        console.print("not even tried")
+
+
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.check()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.check()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def fill(path):
+    with path.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_really_full_ends_the_run_with_a_line_and_it_goes_on_when_there_is_room(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    run = folder(disk, 0, "catch")
+    words = ("train", "catch", "--seeds", "0", "--out", disk, *OPTIONS)
+    try:
+        process = spr(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        wait_for(lambda: checkpoint.steps_of(run))
+        with pytest.raises(OSError, match="No space left"):
+            fill(disk / "filler")
+        out, said = process.communicate(timeout=120)
+        assert process.returncode == 1, out
+        (step, *_) = checkpoint.steps_of(run)
+        assert "No space left on device" in said
+        assert said.endswith(f"saved after step {step}: --resume goes on from there\n")
+        assert said.count("\n") == 1
+        for name in ("metrics.jsonl", "times.jsonl", "episodes.jsonl"):
+            assert all("step" in row for row in lines(run / name)) if (run / name).exists() else True
+        assert not list(run.glob("*.part"))
+        (disk / "filler").unlink()
+        process = spr(*words, "--resume", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, out
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def groups(root, files):
+    """A file system of groups as the kernel shows it."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return list(hardware._free_in_cgroups(root / "proc", root / "sys"))
+
+
+def test_limits_of_groups_count_as_what_is_free(tmp_path):
+    two = {
+        "proc/self/cgroup": "0::/user/job",
+        "sys/user/job/memory.max": 1000,
+        "sys/user/job/memory.current": 400,
+        "sys/user/job/memory.stat": "anon 1\ninactive_file 50",
+        "sys/user/memory.max": "max",
+        "sys/user/memory.current": 500,
+        "sys/user/memory.stat": "anon 1",
+        "sys/memory.stat": "anon 1",  # the root has no limit
+    }
+    assert groups(tmp_path / "two", two) == [650]
+    one = {
+        "proc/self/cgroup": "5:cpu,cpuacct:/x\n4:memory:/seen/from/outside\n0::/",
+        "sys/memory/memory.limit_in_bytes": 3000,
+        "sys/memory/memory.usage_in_bytes": 2900,
+        "sys/memory/memory.stat": "inactive_file 7\ntotal_inactive_file 20",
+    }
+    assert groups(tmp_path / "one", one) == [120]
+    assert groups(tmp_path / "none", {"x": ""}) == []
+
+
+def test_no_more_is_free_than_limits_leave(monkeypatch):
+    plenty = hardware.free_memory(CPU)
+    monkeypatch.setattr(hardware, "_free_in_cgroups", lambda *_: iter([10**9, 5]))
+    assert hardware.free_memory(CPU) == 5
+    monkeypatch.setattr(hardware, "_free_in_cgroups", lambda *_: iter([-7]))
+    assert hardware.free_memory(CPU) == 0
+    monkeypatch.undo()
+    taken = hardware._kilobytes(Path("/proc/self/status"))["VmSize"]
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**28, before[1]))
+    try:
+        assert 0 < hardware.free_memory(CPU) < 2**28 + 2**20 < plenty
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.slow
+def test_a_fleet_that_does_not_fit_into_a_limit_is_refused_before_it_begins(tmp_path):
+    process = spr(
+        "train", "catch", "--out", tmp_path, "--device", "cpu",
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, limit=(resource.RLIMIT_AS, 2**30),
+    )  # fmt: skip
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, said
+    assert "one agent takes about" in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), OSError(5, "I/O error")],
+)
+def test_what_the_machine_can_not_do_is_said_in_a_line(error, tmp_path, monkeypatch, capsys):
+    def training(*_, **__):
+        raise error
+
+    monkeypatch.setattr("spr.cli.run_training", training)
+    assert train(tmp_path, game="catch") == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.endswith("; --resume goes on from the last checkpoint\n")
+    monkeypatch.setattr("spr.cli.run_training", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # what is ours is not hidden
+        train(tmp_path, game="catch")
