@@ -92,13 +92,12 @@ class Saver:
         run = self._mine[i]
         try:
             yield
-        except (StorageFault, OSError) as error:
+        except StorageFault as fault:
             if not run.path.is_dir():
                 self._gone.add(i)
                 self._tell(failure(run, deleted(run)))
                 return
-            said = error if isinstance(error, StorageFault) else runs.unusable(run.path, error)
-            raise StorageFault(f"{said}; {kept(run)}") from error
+            raise StorageFault(f"{fault}; {kept(run)}") from fault
 
 
 def failure(run: Run, message: str) -> events.Failed:
