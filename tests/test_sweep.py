@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from spr.cli import main
 from spr.errors import UserError
 from spr.fleet import largest_fleet
 from spr.plan import Job, Rates, Settings, plan, unfinished
-from spr.sweep import Event, Overview, local, outcome
+from spr.sweep import Event, Overview, claimed, local, outcome
 
 SMALL = tuple(f"{name}={value}" for name, value in (TINY | {"schedule.steps": 150, "evaluation.episodes": 3}).items())
 CHANGES = [part for text in SMALL for part in ("--set", text)]
@@ -420,6 +421,102 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_bytes(engine, how, whole, t
     said, _ = command.communicate(timeout=300)
     assert command.returncode == 0, said
     assert_equal_results(whole[0], tmp_path, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGKILL])
+def test_a_second_sweep_is_told_who_has_the_runs_and_a_killed_one_holds_nobody_up(how, whole, tmp_path):
+    """One is refused, one that shares no run works beside, and the next one waits for what the killed one left."""
+    seeds, more = ("--agents", 1, "--together", 2), ("--out", tmp_path, "--checkpoint-every", 25, *CHANGES)
+    first = spr("sweep", "--games", "catch", "--runs", 2, *seeds, *more)
+    wait_for(lambda: len(list(tmp_path.rglob("checkpoint-*.safetensors"))) >= 2)
+    second = spr("sweep", "--games", "catch", "--seeds", "1-5", *seeds, *more)
+    said, _ = second.communicate(timeout=60)
+    assert second.returncode == 2, said
+    assert said.count("\n") == 1
+    who = f"process {first.pid} on {socket.gethostname()}, since 2"
+    assert f"another sweep of {tmp_path} works on spr/catch/seed-1: {who}" in said
+    assert first.poll() is None
+    first.send_signal(how)
+    first.communicate(timeout=60)
+    if how == signal.SIGHUP:
+        assert first.returncode == 130
+        assert not trainings(tmp_path)
+    left = list((tmp_path / "logs").glob(".sweep-*"))
+    assert len(left) == (how == signal.SIGKILL)
+    again = spr("sweep", "--games", "catch", "--runs", 2, *seeds, *more)  # at once
+    said, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, said
+    assert "2 done, 0 running, 0 waiting, 0 failed" in said
+    assert not list(tmp_path.rglob(".*.lock"))
+    assert_equal_results(whole[0], tmp_path, 2)
+
+
+def test_sweeps_that_share_no_run_go_together_and_dead_ones_are_forgotten(tmp_path):
+    made = settings(tmp_path)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    dead = logs / ".sweep-elsewhere-1.lock"
+    dead.write_text(json.dumps({"process": 1, "host": "elsewhere", "since": "then", "runs": ["spr/catch/seed-0"]}))
+    mine, other = Job("spr", ("catch",), (0, 1)), Job("spr", ("catch",), (2,))
+    with claimed([mine], made):
+        assert not dead.exists()
+        (path,) = logs.iterdir()
+        path.rename(dead)  # as if another process had made it: this one's are named by its number
+        with claimed([other], made):
+            pass
+        with pytest.raises(UserError, match=r"works on spr/catch/seed-0 and 1 more: process \d+ on"):
+            claimed([mine, other], made).__enter__()
+        assert made.log(mine) != made.log(other)
+        dead.rename(path)
+    assert list(logs.iterdir()) == []
+
+
+def test_a_job_whose_run_somebody_works_on_waits_and_the_others_go_on(tmp_path, monkeypatch):
+    jobs = [Job("spr", ("catch",), (seed,)) for seed in range(2)]
+
+    class Fake:
+        def __init__(self, *_):
+            pass
+
+        def ended(self):
+            return 0
+
+        def event(self, job):
+            return Event(job, "done")
+
+        def kill(self):
+            pass
+
+    monkeypatch.setattr("spr.sweep.Command", Fake)
+    monkeypatch.setattr("spr.sweep._LOOK", 0)
+    never = type("Never", (), {"check": lambda _: False})()
+    events = local(1)(jobs, settings(tmp_path), never)
+    with runs.locked([settings(tmp_path).folder(jobs[0], jobs[0].members[0])]):
+        told = [event for event in (next(events) for _ in range(8)) if event]
+        assert [(event.job, event.state) for event in told] == [
+            (jobs[0], "waiting"),
+            (jobs[1], "running"),
+            (jobs[1], "done"),
+        ]
+        assert f"seed-0 is being worked on by process {os.getpid()} on" in told[0].reason
+    assert [event for event in events if event] == [Event(jobs[0], "running"), Event(jobs[0], "done")]
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_job_whose_log_can_not_be_written_or_is_gone_fails_alone(stays, tmp_path):
+    job, made = Job("spr", ("catch",), (0,)), settings(tmp_path / "out", (*SMALL, "learner.nothing=1"))
+    if stays:
+        (tmp_path / "out" / "logs").mkdir(parents=True)
+        (tmp_path / "out" / "logs" / "spr").write_text("no folder")
+    never = type("Never", (), {"check": lambda _: False})()
+    told = []
+    for event in local(1)([job], made, never):
+        told += [event] if event else []
+        if event and event.state == "running":
+            shutil.rmtree(tmp_path / "out")
+    assert told[-1].state == "failed"
+    assert ("can't write to" if stays else "its log") in told[-1].reason
 
 
 def test_files_are_brought_home_only_where_they_are_not(tmp_path):

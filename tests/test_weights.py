@@ -123,7 +123,7 @@ def test_a_score_that_is_not_a_number_is_no_result(run, tmp_path, capsys):
     gymnasium.register("Nowhere-v0", Nowhere)
     assert main(["train", "Nowhere-v0", *TINY, *SHORT, "--out", str(tmp_path)]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "'Nowhere-v0' raised ValueError: a reward of nan, which no score can be made of" in said
+    assert "'Nowhere-v0' gave a reward of nan, which no score can be made of" in said
     assert not list(tmp_path.rglob("result.json"))
     (tmp_path / "config.json").write_bytes((run / "config.json").read_bytes())
     rewrite(tmp_path / "config.json", game="Nowhere-v0")

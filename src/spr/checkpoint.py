@@ -20,7 +20,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from spr import files, reading
-from spr.errors import UnusableError, UserError, one_line
+from spr.errors import StorageFault, UnusableError, one_line
 
 FORMAT = 2
 _KEPT = 2
@@ -75,9 +75,7 @@ def write(folder: Path, checkpoint: Checkpoint, name: str | None = None) -> None
     try:
         files.replace(path, *_chunks(checkpoint))
     except OSError as error:
-        kept = steps_of(folder)
-        last = f"the last good one is of step {kept[0]:,}" if kept else "there is none yet"
-        raise UserError(f"can't write a checkpoint to {folder}: {error.strerror or error}; {last}") from error
+        raise StorageFault(f"can't write a checkpoint to {folder}: {error.strerror or error}") from error
     if name is None:
         _remove(folder, steps_of(folder)[_KEPT:])
 
@@ -227,33 +225,36 @@ def _old_checksum(file: IO[bytes]) -> str:
 
 
 class Writer:
-    """Writes checkpoints in a background thread: one set at a time, its errors raised at the next call."""
+    """Writes checkpoints in a background thread: one set at a time, its faults returned by the next call."""
 
     def __init__(self) -> None:
         """Nothing is being written."""
         self._pool = ThreadPoolExecutor(1)
-        self._writing: Future[None] | None = None
+        self._writing: Future[dict[Path, StorageFault]] | None = None
 
-    def write(self, folders: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> None:
-        """Begin to write one checkpoint per folder, as soon as the set before has been written."""
-        self.wait()
-        pairs = list(zip(folders, checkpoints, strict=True))
+    def write(self, checkpoints: Mapping[Path, Checkpoint]) -> dict[Path, StorageFault]:
+        """Begin to write one checkpoint per folder, as soon as the set before has been written; return its faults."""
+        faults = self.wait()
 
-        def write_all() -> None:
-            for folder, checkpoint in pairs:
-                write(folder, checkpoint)
+        def write_all() -> dict[Path, StorageFault]:
+            found = {}
+            for folder, checkpoint in checkpoints.items():
+                try:
+                    write(folder, checkpoint)
+                except StorageFault as fault:  # those of the other folders may be written all the same
+                    found[folder] = fault
+            return found
 
         self._writing = self._pool.submit(write_all)
+        return faults
 
-    def wait(self) -> None:
-        """Wait until everything has reached the disk."""
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            writing.result()
+    def wait(self) -> dict[Path, StorageFault]:
+        """Wait until everything has reached the disk, or could not: return whose checkpoints are not there, and why."""
+        if self._writing is None:
+            return {}
+        writing, self._writing = self._writing, None
+        return writing.result()
 
     def close(self) -> None:
-        """Wait, and let go of the thread."""
-        try:
-            self.wait()
-        finally:
-            self._pool.shutdown()
+        """Let go of the thread, when it has done its work."""
+        self._pool.shutdown()

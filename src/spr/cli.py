@@ -6,7 +6,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -23,13 +23,13 @@ from spr.cluster import on_ray
 from spr.config import Config, fields, parse_override
 from spr.display import Bar, Display, StopRequest, Terminal
 from spr.envs import family, known_games, make, named_games, own_games
-from spr.errors import EnvironmentFault, UserError, plural, visible
+from spr.errors import Fault, UserError, plural, visible
 from spr.evaluation import Agents
 from spr.events import to_all, write_metrics
 from spr.fleet import fleet_memory
 from spr.games import game_names, normalised, reference_table
 from spr.gym_envs import parse_arguments
-from spr.hardware import DEVICES, choose_device, choose_precision, device_name, free_memory, tune
+from spr.hardware import DEVICES, choose_device, choose_precision, device_name, free_memory, out_of_memory, tune
 from spr.methods import PRESETS, preset_config
 from spr.plan import LARGEST_FLEET, Settings, plan
 from spr.roms import rom_problem
@@ -47,16 +47,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             plugins.load(module)
         code: int = args.run(args, console)
     except UserError as error:
-        print(f"spr: {visible(error)}", file=sys.stderr)
-        return 2
-    except EnvironmentFault as fault:
-        print(f"spr: {visible(fault)}", file=sys.stderr)
-        return FAILED
+        return _complain(str(error), 2)
+    except Fault as fault:
+        return _complain(str(fault), FAILED)
     except KeyboardInterrupt:
-        hint = "; --resume goes on from the last checkpoint" if args.command == "train" else ""
-        print(f"spr: stopped at once{hint}", file=sys.stderr)
-        return INTERRUPTED
+        return _complain(f"stopped at once{_hint(args)}", INTERRUPTED)
+    except OSError as error:  # of a disk, a pipe, a network: no fault of ours that a traceback would help with
+        return _complain(f"{' '.join(str(error).split())}{_hint(args)}", FAILED)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        return _complain(f"there is not enough memory: fewer agents at once take less{_hint(args)}", FAILED)
     return code
+
+
+def _complain(line: str, code: int) -> int:
+    """Say in one line what went wrong, if there is anybody to hear it, and return the exit code."""
+    with suppress(OSError):  # a terminal that is gone
+        print(f"spr: {visible(line)}", file=sys.stderr, flush=True)
+    return code
+
+
+def _hint(args: argparse.Namespace) -> str:
+    return "; --resume goes on from the last checkpoint" if args.command == "train" else ""
 
 
 def _train(args: argparse.Namespace, console: Console) -> int:

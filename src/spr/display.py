@@ -1,10 +1,11 @@
 """Owns what a person sees while long work runs: a live bar in a terminal, plain lines in a pipe; and a clean Ctrl-C."""
 
+import os
 import signal
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,18 +20,22 @@ from spr.events import Event
 from spr.training import StepInfo
 
 _PLAIN_EVERY = 15.0  # seconds between lines where no bar can be drawn
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: the terminal or the connection is gone
 _SAME_SIGNAL = 1.0  # seconds within which two signals count as one
 _WINDOW = 10.0  # seconds over which the rate is taken
 _REFRESH = 0.1  # seconds between two looks at the clock that matter: a loop may call a thousand times a second
 
 
 class Terminal(Console):
-    """A console that shows names and paths as they are: no markup, and nothing in them is obeyed by a terminal."""
+    """A console that shows names and paths as they are: no markup, and nothing in them is obeyed by a terminal.
 
-    def __init__(self, stderr: bool = False) -> None:
-        """Write to standard output, or to standard error."""
-        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
+    It falls silent when nobody can read it any more: a closed terminal or pipe, a log on a full disk. Work that takes
+    hours does not end for that; what it has to say for good is in its files and its exit code.
+    """
+
+    def __init__(self, stderr: bool = False, file: IO[str] | None = None) -> None:
+        """Write to standard output, to standard error, or to a file."""
+        super().__init__(stderr=stderr, file=file, markup=False, emoji=False, highlight=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render like a console, and write out what is in texts but the ends of lines; its own controls stay."""
@@ -40,6 +45,25 @@ class Terminal(Console):
     def render_str(self, text: str, **more: Any) -> Text:
         """Make a text of a string, with everything that is written out: so cells of tables know their width."""
         return super().render_str(_unobeyed(text), **more)
+
+    def on_broken_pipe(self) -> None:
+        """Fall silent."""
+        self._fall_silent()
+
+    def _write_buffer(self) -> None:
+        try:
+            super()._write_buffer()
+        except BrokenPipeError:
+            raise
+        except OSError:
+            self._fall_silent()
+
+    def _fall_silent(self) -> None:
+        self.quiet = True
+        del self._buffer[:]
+        # What is left in the stream would be written once more when the process ends.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), self.file.fileno())
 
 
 def _unobeyed(text: str) -> str:
@@ -117,6 +141,7 @@ class Display:
         self._bar: Bar | None = None
         self._title = ""
         self._rows: list[dict[str, Any]] = []
+        self._problems: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -148,10 +173,9 @@ class Display:
                 self._rows = info.rows or self._rows
                 if self._bar is not None:
                     self._bar.show(info.step, _figures(info, self._rows))
-            case events.Diverged(_, message):
+            case events.Diverged(_, message) | events.Failed(message):  # the others go on, and so does the bar
+                self._problems.append(message)
                 self._console.print(visible(message), highlight=False, soft_wrap=True)
-            case events.Failed(message):
-                self._line(visible(message))
             case events.Stopped(step):
                 self._line(f"stopped after {step:,} steps and saved; the same command with --resume goes on")
             case events.Evaluated(title, games, total):
@@ -160,6 +184,8 @@ class Display:
                 self._close()
                 self._console.print(_summary(results))
                 self._line(f"stored under {out}")
+                for problem in self._problems:  # hours may have passed since
+                    self._line(f"no result: {problem}")
             case events.Metrics() | events.EpisodeEnded() | events.Scored():
                 pass
 
@@ -220,9 +246,10 @@ def _summary(results: Sequence[dict[str, Any]]) -> Table:
 
 
 class StopRequest:
-    """Turns the first Ctrl-C (or SIGTERM) into a flag that the loop polls between steps; a later one interrupts.
+    """Turns the first Ctrl-C (SIGTERM, SIGHUP) into a flag that the loop polls between steps; a later one interrupts.
 
     `timeout` and batch systems signal a process and then its whole group, so the same signal may arrive twice at once.
+    SIGHUP stays ignored where it is, as under `nohup`.
     """
 
     def __init__(self) -> None:
@@ -232,7 +259,9 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.getsignal(number) for number in _STOPPING}
+        before = {number: signal.getsignal(number) for number in _STOPPING}
+        ignored = [signal.SIGHUP] if before[signal.SIGHUP] is signal.SIG_IGN else []
+        self._before = {number: handler for number, handler in before.items() if number not in ignored}
         self.check()
         return self
 
@@ -246,7 +275,7 @@ class StopRequest:
         The handlers are put in place again each time, because a compiler that runs inside the process may install its
         own below Python's notice: LLVM's, which Triton brings, end the process without a word.
         """
-        for number in _STOPPING:
+        for number in self._before:
             signal.signal(number, self._ask)
         return self.asked
 

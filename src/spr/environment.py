@@ -6,7 +6,7 @@ the raw reward, and how things ended: `terminal` ends an episode for learning (a
 are [C, H, W]: channels, height, width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spr import declare
+from spr.errors import EnvironmentFault
 
 Frames = NDArray[np.uint8]  # [N, C, H, W]
 Flags = NDArray[np.bool_]  # [N]
@@ -52,6 +53,19 @@ class Step(NamedTuple):
     game_over: Flags  # [N] the game ended by either
 
 
+class BrokenStep(EnvironmentFault):
+    """A step in which some environments failed, at its beginning or since the step before: why, and what it gave.
+
+    What is given of those that failed is a black frame and a time limit; until they are restarted they do not step, and
+    are not named again. So whoever can do without them goes on with the others.
+    """
+
+    def __init__(self, faults: Mapping[int, str], out: Step) -> None:
+        place, message = next(iter(faults.items()))
+        super().__init__(place, message)
+        self.faults, self.out = faults, out
+
+
 class Envs(Protocol):
     """N environments, stepped together."""
 
@@ -71,7 +85,7 @@ class Envs(Protocol):
         """Begin one step with an action for each environment; the caller may do other work meanwhile."""
 
     def recv(self) -> Step:
-        """Wait for the step that was begun; ended games restart at once."""
+        """Wait for the step that was begun; ended games restart at once. Environments that fail: `BrokenStep`."""
 
     def close(self) -> None:
         """Release what the environments hold."""

@@ -8,7 +8,15 @@ class UserError(Exception):
     """Wrong input. The command line prints it as one line and exits with code 2; nothing has been written."""
 
 
-class EnvironmentFault(Exception):  # noqa: N818 - a fault of somebody's environment, not of ours
+class Fault(Exception):  # noqa: N818 - of the world, not of ours
+    """Something outside failed while a command was at work. It is printed as one line, and the exit code is 1."""
+
+
+class StorageFault(Fault):
+    """Files can't be written any more: a full disk, a folder that was deleted."""
+
+
+class EnvironmentFault(Fault):
     """An environment failed while it was played: which of those that step together, and what a person should know."""
 
     def __init__(self, place: int, message: str) -> None:

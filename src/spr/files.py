@@ -52,7 +52,14 @@ def replace(path: Path, *chunks: bytes | memoryview) -> None:
 
 def growing(path: Path, fresh: bool = False) -> IO[bytes]:
     """Open a file that grows piece by piece, or is emptied first; a link in its place is refused."""
-    return open(path, "wb" if fresh else "ab", opener=_unfollowed)
+    return open(
+        path, "wb" if fresh else "ab", buffering=0, opener=_unfollowed
+    )  # a full disk is met where it is written
+
+
+def lockable(path: Path) -> IO[str]:
+    """Open a file to be locked, read and written; a link in its place is refused."""
+    return open(path, "a+", encoding="utf-8", opener=_unfollowed)
 
 
 def named_beside(name: str) -> str:

@@ -1,6 +1,7 @@
 """Owns environments of Gymnasium's kind: whatever has images and discrete actions, as a vector that gives frames."""
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from spr.environment import Frames, Image, ObservationConfig, Step, to_image
+from spr.environment import BrokenStep, Frames, Image, ObservationConfig, Step, to_image
 from spr.errors import EnvironmentFault, UserError, plural
 from spr.plugins import where
 
@@ -20,6 +21,9 @@ Argument = bool | int | float | str
 Maker = Callable[..., gymnasium.Env[Any, Any]]
 
 _GRAY = ObservationConfig()
+# What code of somebody else's may raise: an environment that calls `sys.exit` has failed, and ends nothing but itself.
+_ANY = (Exception, SystemExit)
+_LOG = logging.getLogger("spr")
 _UNREGISTERED = (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound)
 _FACTORY = "a factory of your own, my_module:make, can wrap it"
 
@@ -84,6 +88,8 @@ class Gymnasium:
         self._action = np.zeros(count, np.int64)
         self._last: Frames = np.zeros(obs.frame, np.uint8)  # that the first environment gave
         self._draws = False
+        self._failed: set[int] = set()  # environments that are not stepped any more, until they are restarted
+        self._news: dict[int, str] = {}  # what went wrong with some of them, until the next step tells it
 
     @property
     def action_names(self) -> list[str]:
@@ -111,15 +117,16 @@ class Gymnasium:
         try:
             drawn = np.asarray(self._envs[0].render())
             return to_image((drawn * 255 if drawn.dtype.kind == "f" and drawn.max() <= 1 else drawn).astype(np.uint8))
-        except Exception as error:
-            raise self._fault(0, error) from error
+        except _ANY as error:
+            raise EnvironmentFault(0, self._said(error)) from error
 
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start every game from its own seed."""
         return self.restart(range(len(seeds)), seeds)
 
     def restart(self, places: Sequence[int], seeds: Sequence[int]) -> Frames:
-        """Start new games in some environments."""
+        """Start new games in some environments; one that fails is told by the next step."""
+        self._failed -= set(places)
         return np.stack([self._begun(place, seed) for place, seed in zip(places, seeds, strict=True)])
 
     def send(self, action: NDArray[np.int64]) -> None:
@@ -127,49 +134,91 @@ class Gymnasium:
         self._action = action
 
     def recv(self) -> Step:
-        """Step one environment after the other."""
+        """Step one environment after the other; those that fail stay out, and the others go on."""
         count = len(self._envs)
-        frames = np.empty((count, *self._obs.frame), np.uint8)
+        frames = np.zeros((count, *self._obs.frame), np.uint8)
         reward = np.zeros(count, np.float32)
         terminal, truncated = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         for i, env in enumerate(self._envs):
+            if i in self._failed:
+                continue
             try:
-                image, gained, terminal[i], truncated[i], _ = env.step(int(self._action[i]) + self._offset)
-                reward[i] = _finite(float(gained))
-            except Exception as error:
-                raise self._fault(i, error) from error
-            frames[i] = self._begun(i) if terminal[i] or truncated[i] else self._frame(i, image)
-        return Step(frames, reward, terminal, truncated & ~terminal, terminal | truncated)
+                image, gained, ended, cut, _ = env.step(int(self._action[i]) + self._offset)
+                reward[i] = _finite(gained)
+                terminal[i], truncated[i] = bool(ended), bool(cut)
+                frames[i] = self._begun(i) if ended or cut else self._frame(i, image)
+            except _ANY as error:
+                self._fail(i, error)
+        game_over = terminal | truncated
+        if not self._news:
+            return Step(frames, reward, terminal, truncated & ~terminal, game_over)
+        # Nobody will know how their games would have gone on: as at a time limit.
+        truncated[list(self._news)] = True
+        faults, self._news = self._news, {}
+        raise BrokenStep(faults, Step(frames, reward, terminal, truncated & ~terminal, game_over))
 
     def close(self) -> None:
-        """Close every environment."""
+        """Close every environment; what one does wrong then changes nothing that was done before."""
         for env in self._envs:
-            env.close()
+            try:
+                env.close()
+            except _ANY as error:
+                _LOG.warning("closing it, %s", self._said(error))
 
     def _begun(self, place: int, seed: int | None = None) -> Frames:
+        """Begin a game and return its first frame, which is black where that fails."""
         try:
             image, _ = self._envs[place].reset(seed=seed)
-        except Exception as error:
-            raise self._fault(place, error) from error
-        return self._frame(place, image)
+            return self._frame(place, image)
+        except _ANY as error:
+            self._fail(place, error)
+            return np.zeros(self._obs.frame, np.uint8)
 
     def _frame(self, place: int, image: Any) -> Frames:
-        wanted = self._envs[place].observation_space.shape
-        if np.shape(image) != wanted:
-            raise EnvironmentFault(place, f"'{self._game}' gave an image of shape {np.shape(image)}, not {wanted}")
-        frame = to_frame(np.asarray(image), self._obs, self._picture)
+        frame = to_frame(_image(image, self._envs[place].observation_space), self._obs, self._picture)
         self._last = frame if place == 0 else self._last
         return frame
 
-    def _fault(self, place: int, error: Exception) -> EnvironmentFault:
+    def _fail(self, place: int, error: BaseException) -> None:
+        self._failed.add(place)
+        self._news[place] = self._said(error)
+
+    def _said(self, error: BaseException) -> str:
+        """Say what an environment did wrong, and where."""
         said = " ".join(str(error).split())
-        return EnvironmentFault(place, f"'{self._game}' raised {type(error).__name__}: {said} ({where(error)})")
+        if isinstance(error, _WrongError):
+            return f"'{self._game}' gave {said}"
+        if isinstance(error, SystemExit):
+            return f"'{self._game}' called sys.exit({said}) ({where(error)})"
+        return f"'{self._game}' raised {type(error).__name__}: {said} ({where(error)})"
 
 
-def _finite(reward: float) -> float:
+class _WrongError(Exception):
+    """An environment gave what it should not have."""
+
+
+def _finite(gained: Any) -> np.float32:
+    with np.errstate(over="ignore"):
+        reward = np.float32(float(gained))
     if not np.isfinite(reward):
-        raise ValueError(f"a reward of {reward}, which no score can be made of")
+        raise _WrongError(f"a reward of {gained}, which no score can be made of")
     return reward
+
+
+def _image(image: Any, space: spaces.Space[Any]) -> NDArray[Any]:
+    """Return an observation, if it is what its space promises: of that shape, of such numbers, and all of them finite.
+
+    Whole numbers of any size pass for each other, and in place of fractions. Fractions do not pass for whole numbers:
+    they would be black.
+    """
+    if np.shape(image) != space.shape:
+        raise _WrongError(f"an image of shape {np.shape(image)}, not {space.shape}")
+    numbers, wanted = np.asarray(image), np.dtype(space.dtype)
+    if numbers.dtype.kind not in ("biuf" if wanted.kind == "f" else "biu"):
+        raise _WrongError(f"an image of {numbers.dtype}, not {wanted}")
+    if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+        raise _WrongError("an image with numbers that are not finite")
+    return numbers
 
 
 def _made(game: str, count: int, maker: Maker, arguments: Mapping[str, Argument]) -> list[Any]:
@@ -178,7 +227,7 @@ def _made(game: str, count: int, maker: Maker, arguments: Mapping[str, Argument]
     try:
         for _ in range(count):
             made.append(maker(**arguments))
-    except Exception as error:
+    except _ANY as error:
         for env in made:
             env.close()
         reason, expected = " ".join(str(error).split()), (gymnasium.error.Error, ModuleNotFoundError, OSError)

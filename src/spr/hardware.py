@@ -3,6 +3,8 @@
 import ctypes
 import gc
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -11,6 +13,7 @@ from spr.errors import UserError
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "tf32", "bf16")
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # names of mallopt's parameters in glibc's malloc.h
 
 
@@ -57,13 +60,66 @@ def cores() -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that can still be taken on a device."""
+    """Return the bytes that can still be taken on a device: of a CPU, no more than limits allow (cgroups, ulimit)."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise UserError("can't read the free memory of this machine from /proc/meminfo")
+    available = _kilobytes(_PROC / "meminfo").get("MemAvailable")
+    if available is None:
+        raise UserError("can't read the free memory of this machine from /proc/meminfo")
+    return max(0, min([available, *_free_in_cgroups(_PROC, _CGROUPS), *_free_by_ulimit(_PROC)]))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Say whether an error means that there was not enough memory, of a GPU or of the machine."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _kilobytes(path: Path) -> dict[str, int]:
+    """Read a table of the kernel's, 'name: number kB', as bytes by name."""
+    rows = (line.split() for line in path.read_text(encoding="ascii", errors="replace").splitlines())
+    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
+
+
+def _free_by_ulimit(proc: Path) -> Iterator[int]:
+    """Yield what the limits on this process leave of its address space, and of its data."""
+    taken = _kilobytes(proc / "self" / "status")
+    for kind, name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            yield limit - taken[name]
+
+
+def _free_in_cgroups(proc: Path, root: Path) -> Iterator[int]:
+    """Yield what each group that this process is in, and each that these are in, may still take: cgroups v1 and v2."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:  # a kernel without groups has no limits by them
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            mounts, names = [root, root / "unified"], ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            mounts = [root / "memory"]
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        # In a container the path may be as it is outside, and its own group is then where groups are mounted.
+        inner = Path(path.lstrip("/"))
+        groups = [mount / part for mount in mounts for part in dict.fromkeys([inner, *inner.parents])]
+        found = (_free_in_cgroup(group, *names) for group in groups)
+        yield from (free for free in found if free is not None)
+
+
+def _free_in_cgroup(group: Path, limit_name: str, usage_name: str, file_name: str) -> int | None:
+    """Return what a group may still take; files that it read and nobody uses are given up for it, and count as free."""
+    try:
+        limit, usage = ((group / name).read_text(encoding="ascii").strip() for name in (limit_name, usage_name))
+        rows = [line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines()]
+    except OSError:  # the group has no such limit, or is not to be seen from here
+        return None
+    unused = next((int(row[1]) for row in rows if row[0] == file_name), 0)
+    return None if limit == "max" else int(limit) - int(usage) + unused
 
 
 def free_unused(device: torch.device) -> None:

@@ -79,12 +79,14 @@ class Loggers:
 
     def _write(self, run: Run, group: str, row: Mapping[str, Any]) -> None:
         values = {f"{group}/{name}": value for name, value in row.items() if name != "step" and value is not None}
-        for writer in self._writers.get(run.path, ()):
-            writer.write(row["step"], values)
+        with runs.writing(run.path):
+            for writer in self._writers.get(run.path, ()):
+                writer.write(row["step"], values)
 
     def _close(self, path: Path, scored: bool) -> None:
-        for writer in self._writers.pop(path, ()):
-            writer.close(scored)
+        with runs.writing(path):
+            for writer in self._writers.pop(path, ()):
+                writer.close(scored)
 
 
 def check(names: Sequence[str]) -> None:

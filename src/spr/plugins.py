@@ -28,7 +28,7 @@ def load(module: str) -> None:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise _failed(module, error) from error
         raise UserError(f"there is no module '{module}', here or among what is installed") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(module, error) from error
     _named.add(module)
 
@@ -52,6 +52,6 @@ def where(error: BaseException) -> str:
     return f"{last.filename}, line {last.lineno}"
 
 
-def _failed(module: str, error: Exception) -> UserError:
+def _failed(module: str, error: BaseException) -> UserError:
     said = f"{type(error).__name__}: {one_line(error)} ({where(error)})"
     return UserError(f"the module '{module}' can't be imported: {said}")

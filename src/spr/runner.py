@@ -14,10 +14,10 @@ from torch import Tensor
 
 from spr import checkpoint, events, matching, resume, runs
 from spr.aux_losses import check_loss
-from spr.checkpoint import Checkpoint, Spec, Writer
+from spr.checkpoint import Checkpoint, Spec
 from spr.config import Config
 from spr.envs import family, make, make_each
-from spr.errors import EnvironmentFault, UnusableError, UserError
+from spr.errors import EnvironmentFault, StorageFault, UnusableError, UserError
 from spr.evaluation import Agents, play
 from spr.events import Consumer
 from spr.fleet import assemble, largest_fleet
@@ -25,7 +25,8 @@ from spr.games import normalised
 from spr.gym_envs import Argument
 from spr.hardware import device_name, free_unused, product_dtype
 from spr.runs import Run
-from spr.training import StepInfo, Training, row_interval
+from spr.saving import Saver, deleted, failure
+from spr.training import Training, row_interval
 
 INTERRUPTED = 130
 FAILED = 1
@@ -95,6 +96,8 @@ def run_training(
     with runs.locked(paths):
         results: list[dict[str, Any]] = []
         done = [member for member in job.members if resume_runs and job.finished(member)]
+        for member in done:
+            checkpoint.remove(job.folder(member))  # what a kill after its result has left
         if done:
             tell(events.Skipped(_named(done), "finished already"))
         diverged = [member for member in job.members if resume_runs and runs.diverged(job.folder(member))]
@@ -105,26 +108,13 @@ def run_training(
         fleets = _fleets(job, left, resume_runs)
         _refuse_impossible(job, fleets)
         for members in fleets:
-            try:
-                finished = _train_and_evaluate(job, members, tell, stop, resume_runs)
-            except EnvironmentFault as fault:
-                tell(events.Failed(_fault_text(job, members, fault)))
-                continue
+            finished = _train_and_evaluate(job, members, tell, stop, resume_runs)
             if finished is None:
                 return INTERRUPTED
             results += finished
     if results:
         tell(events.Finished(job.out, results))
     return 0 if len(results) + len(done) == len(job.members) else FAILED
-
-
-def _fault_text(job: TrainJob, members: Sequence[Member], fault: EnvironmentFault) -> str:
-    """Say whose environment failed and what has become of the others."""
-    whose = f"seed {members[fault.place].seed}: " if fault.place < len(members) else ""
-    kept = [step for member in members for step in checkpoint.steps_of(job.folder(member))]
-    beside = "" if len(members) == 1 else "; those trained beside it are saved too"
-    saved = f"saved after step {max(kept):,}{beside}: --resume goes on" if kept else "nothing was learnt yet"
-    return f"{whose}{fault}; {saved}"
 
 
 def _refuse_half_lost(job: TrainJob, members: Sequence[Member]) -> None:
@@ -176,7 +166,9 @@ def _fleets(job: TrainJob, members: Sequence[Member], resume_runs: bool) -> list
 def _saved_together(job: TrainJob, members: Sequence[Member]) -> list[list[Member]]:
     """Divide unfinished runs into those that were saved after the same step."""
     saved = {member: set(checkpoint.steps_of(job.folder(member))) for member in members}
-    if set.intersection(*saved.values()):
+    # Whoever was killed while checkpoints were written lacks the newest. One that ended by a fault has a later one that
+    # nobody else has, and goes on alone.
+    if min(max(steps, default=0) for steps in saved.values()) in set.intersection(*saved.values()):
         return [list(members)]
     # Killed while the first checkpoints were written: apart they would round differently, so all begin again.
     begun = all((job.folder(member) / "config.json").is_file() for member in members)
@@ -207,7 +199,8 @@ def _train_and_evaluate(
     free_unused(job.device)
     results = _evaluate(job, trained, tell, stop) if trained.runs else []
     for run in trained.runs:
-        checkpoint.remove(run.path)
+        if runs.finished(run.path):
+            checkpoint.remove(run.path)
     return results
 
 
@@ -233,13 +226,10 @@ def _train_fleet(
         if saved:
             _restore(training, mine, saved, tell, stop)
             before = float(saved[0].about["seconds"])
-        finished, seconds = _train(training, mine, job.checkpoint_every, before, tell, stop)
-        healthy = [i for i in range(len(mine)) if i not in training.diverged]
-        for i in healthy:
-            runs.save_agent(mine[i], fleet.agent(i), training.step)
+        healthy, seconds = _train(training, mine, job.checkpoint_every, before, tell, stop)
     finally:
         envs.close()
-    if not finished:
+    if healthy and training.step < config.schedule.steps:
         tell(events.Stopped(training.step))
         return None
     about = {
@@ -300,22 +290,12 @@ def _restore(
 
 def _train(
     training: Training, mine: Sequence[Run], every: int, before: float, tell: Consumer, stop: Callable[[], bool]
-) -> tuple[bool, float]:
-    """Train to the end, or until somebody asks to stop; return whether it is the end, and the seconds of it all."""
+) -> tuple[list[int], float]:
+    """Train to the end, or until somebody asks to stop; return the agents that came so far, and the seconds of it."""
     began = time.monotonic() - before
     schedule = training.fleet.config.schedule
     compiles = _compiles(training.fleet.device)
-    writer = Writer()
-
-    def save() -> None:
-        seconds = time.monotonic() - began
-        saved = {
-            mine[i].path: one._replace(about=one.about | {"seconds": seconds})
-            for i, one in enumerate(resume.snapshots(training))
-            if i not in training.diverged
-        }
-        writer.write(list(saved), list(saved.values()))
-
+    saver = Saver(training, mine, lambda: time.monotonic() - began, tell)
     try:
         tell(events.TrainingBegins(schedule.steps, mine))
         if compiles and schedule.learning_starts <= training.step < schedule.steps:
@@ -324,32 +304,15 @@ def _train(
             tell(events.Stepped(info))
             if compiles and info.step == schedule.learning_starts:
                 tell(events.Compiling())
-            _tell_of_runs(training, mine, info, time.monotonic() - began, tell)
-            if stop() or len(training.diverged) == len(mine):
+            saver.note(info)
+            if stop() or not saver.going:
                 break
             if every and info.step % every == 0 and info.step < schedule.steps:
-                save()
-        save()
-    except EnvironmentFault:
-        if training.step > 0:
-            save()
-        raise
+                saver.save()
+        saver.finish()
     finally:
-        writer.close()
-    return training.step == schedule.steps or len(training.diverged) == len(mine), time.monotonic() - began
-
-
-def _tell_of_runs(training: Training, mine: Sequence[Run], info: StepInfo, seconds: float, tell: Consumer) -> None:
-    """Tell what a step means for single runs: who has diverged, and of all others episodes and metrics."""
-    for i in info.diverged:
-        checkpoint.write(mine[i].path, resume.diverged_update(training, i), runs.DIVERGED_UPDATE)
-        tell(events.Diverged(mine[i], runs.save_diverged(mine[i], training.diverged[i])))
-    for i, score, length in info.episodes:
-        if i not in training.diverged:
-            tell(events.EpisodeEnded(mine[i], {"step": info.step, "score": score, "length": length}))
-    for i, row in enumerate(info.rows or []):
-        if i not in training.diverged:
-            tell(events.Metrics(mine[i], row, seconds))
+        saver.close()
+    return saver.going, time.monotonic() - began
 
 
 def _compiles(device: torch.device) -> bool:
@@ -358,7 +321,39 @@ def _compiles(device: torch.device) -> bool:
 
 
 def _evaluate(job: TrainJob, trained: _Trained, tell: Consumer, stop: Callable[[], bool]) -> list[dict[str, Any]]:
-    """Play the evaluation's games and store the results; where no random score is published, measure one beside."""
+    """Judge a fleet and store the results; whose environment fails has none, and the others have theirs."""
+    try:
+        judged = _judge(job, trained, tell, stop)
+    except EnvironmentFault as fault:
+        if len(trained.runs) == 1:
+            tell(failure(trained.runs[0], f"{fault}; its agent is saved: --resume judges it again"))
+            return []
+        # Agents score the same in any company, so they can as well be judged one by one.
+        each = [
+            _Trained([run], {name: p[[i]] for name, p in trained.params.items()}, trained.about)
+            for i, run in enumerate(trained.runs)
+        ]
+        return [result for one in each for result in _evaluate(job, one, tell, stop)]
+    results = []
+    for run, scores, measured in judged:
+        try:
+            results.append(runs.save_result(run, scores, measured))
+        except StorageFault as fault:
+            if run.path.is_dir():
+                raise StorageFault(f"{fault}; its agent is saved: --resume judges it again") from fault
+            tell(failure(run, deleted(run)))
+        else:
+            tell(events.Scored(run, results[-1]))
+    return results
+
+
+def _judge(
+    job: TrainJob, trained: _Trained, tell: Consumer, stop: Callable[[], bool]
+) -> list[tuple[Run, list[float], dict[str, Any]]]:
+    """Play the evaluation's games, and return every run's scores and what else was measured.
+
+    Where no random score is published, one is measured beside.
+    """
     began = time.monotonic()
 
     def tell_or_stop(event: events.Event) -> None:
@@ -380,11 +375,8 @@ def _evaluate(job: TrainJob, trained: _Trained, tell: Consumer, stop: Callable[[
     if unpublished := [i for i, game in enumerate(games) if normalised(game, 0.0) is None]:
         for i, scores in zip(unpublished, scores_of(unpublished, epsilon=1.0), strict=True):
             extra[i] = {"random_score": sum(scores) / len(scores)}
-    results = []
-    for run, scores, more in zip(trained.runs, episodes, extra, strict=True):
-        results.append(runs.save_result(run, scores, measured | more))
-        tell(events.Scored(run, results[-1]))
-    return results
+    whole = [measured | more for more in extra]
+    return list(zip(trained.runs, episodes, whole, strict=True))
 
 
 def evaluate_agents(config: Config, agents: Agents, tell: Consumer, epsilon: float | None = None) -> list[list[float]]:

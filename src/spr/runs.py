@@ -4,22 +4,21 @@ A run lives in OUT/NAME/GAME/seed-N, where the name is the preset's, or one give
 episodes grow, line by line.
 """
 
-import fcntl
+import errno
 import json
 import math
-import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from spr import __version__, files, reading, weights
+from spr import __version__, files, locks, reading, weights
 from spr.config import Config, from_dict
-from spr.errors import UnusableError, UserError
+from spr.errors import StorageFault, UnusableError, UserError
 from spr.games import normalised
 from spr.methods import current_name, is_atari_100k
 
@@ -33,6 +32,7 @@ WANDB_ID = "wandb.json"  # what a run is called there
 _KNOWN = ("config.json", *_GROWING, "agent.safetensors", "result.json", TENSORBOARD, WANDB_ID, *_DIVERGED)
 _LARGEST_GROWN = 2**28  # bytes of a file that grows line by line
 LOGS = "logs"  # where a sweep's commands write what they say
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors that no other input would have avoided
 _FILES = {"config.json": "it is not a run's folder", "agent.safetensors": "its agent was not saved"}
 
 
@@ -139,44 +139,42 @@ def refuse_taken(paths: Sequence[Path], overwrite: bool) -> None:
 def locked(paths: Sequence[Path]) -> Iterator[None]:
     """Keep runs for this process alone; a process that is gone holds nothing.
 
-    The locks lie beside the folders, and leave nothing behind: no file, and no folder that would stay empty.
+    The locks lie beside the folders, and leave nothing behind: no file, and no folder that would stay empty. What a
+    killed process left of files that it was writing is removed.
     """
     with ExitStack() as held:
         for path in paths:
-            lock = path.parent / f".{path.name}.lock"
             missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
+            held.callback(_remove_empty, missing)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                file = _lock(lock)
-            except BlockingIOError:
-                raise UserError(f"another process is working on {path}: wait for it, or stop it") from None
+                held.enter_context(locks.hold(_lock_of(path)))
+                remove_leftovers(path)
+            except locks.HeldError as error:
+                raise UserError(f"{path} is being worked on by {error.holder}: wait for it, or stop it") from None
             except OSError as error:
                 raise unusable(path, error) from error
-            held.callback(_unlock, lock, file, missing)
-            files.remove_leftovers(path, _ours)
         yield
 
 
-def _lock(lock: Path) -> IO[bytes]:
-    """Open and lock a file that is still the one with that name: its last holder may have removed it meanwhile."""
-    while True:
-        file = files.growing(lock)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if lock.exists() and os.fstat(file.fileno()).st_ino == lock.stat().st_ino:
-                return file
-        except OSError:
-            file.close()
-            raise
-        file.close()
+def worked_on_by(path: Path) -> locks.Holder | None:
+    """Say who works on a run now; None if nobody does."""
+    return locks.holder(_lock_of(path))
 
 
-def _unlock(lock: Path, file: IO[bytes], folders: Sequence[Path]) -> None:
-    lock.unlink(missing_ok=True)
-    file.close()
+def _lock_of(path: Path) -> Path:
+    return path.parent / f".{path.name}.lock"
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
     for folder in folders:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what a killed process left of a run's files that it was writing; only for who has the run for itself."""
+    files.remove_leftovers(path, _ours)
 
 
 def finished(path: Path) -> bool:
@@ -239,7 +237,9 @@ def save_diverged(run: Run, step: int) -> str:
         "numbers"
     )
     rewind(run, step - 1)
-    _write_json(run.path / "diverged.json", {"step": step, "seed": run.seed, "message": line, "version": __version__})
+    with writing(run.path / "diverged.json"):
+        said = {"step": step, "seed": run.seed, "message": line, "version": __version__}
+        _write_json(run.path / "diverged.json", said)
     return line
 
 
@@ -255,7 +255,8 @@ def rewind(run: Run, step: int) -> None:
             raise UserError(f"{path} can't be read: {problem}; remove it to go on without these lines") from problem
         known = ((line, reading.row(line)) for line in lines)
         kept = [line for line, row in known if row is not None and row["step"] <= step]
-        files.replace(path, b"".join(line + b"\n" for line in kept))
+        with writing(path):
+            files.replace(path, b"".join(line + b"\n" for line in kept))
 
 
 def _ours(name: str) -> bool:
@@ -326,15 +327,34 @@ def _rows(file: Path) -> reading.Rows:
 
 
 def _append(path: Path, row: dict[str, Any]) -> None:
+    """Add a line, whole or not at all: what a full disk took of it is taken back."""
     # What is no number has no place in JSON, whatever the library would write.
     illegal = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
-    with files.growing(path) as file:
-        file.write((json.dumps(row | dict.fromkeys(illegal), allow_nan=False) + "\n").encode())
+    line = (json.dumps(row | dict.fromkeys(illegal), allow_nan=False) + "\n").encode()
+    with writing(path), files.growing(path) as file:
+        before = file.tell()
+        try:
+            while line:
+                line = line[file.write(line) :]
+        except OSError:
+            file.truncate(before)
+            raise
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an error of the disk, while a command is at work, into a fault that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageFault(f"can't write to {path}: {error.strerror or error}") from error
 
 
 def save_agent(run: Run, params: dict[str, Tensor], step: int) -> None:
     """Store one agent's weights, and the step after which they are these."""
-    files.replace(run.path / "agent.safetensors", weights.to_bytes(params, {"step": step}, run.config.to_dict()))
+    path = run.path / "agent.safetensors"
+    with writing(path):
+        files.replace(path, weights.to_bytes(params, {"step": step}, run.config.to_dict()))
 
 
 def save_result(run: Run, episodes: Sequence[float], measured: dict[str, Any]) -> dict[str, Any]:
@@ -355,7 +375,8 @@ def save_result(run: Run, episodes: Sequence[float], measured: dict[str, Any]) -
         # By these a report knows whether a curve has lost lines since.
         "checksums": {name: found for name in _CURVES if (found := reading.checksum_of(run.path / name)) is not None},
     }
-    _write_json(run.path / "result.json", reading.sealed(result))
+    with writing(run.path / "result.json"):
+        _write_json(run.path / "result.json", reading.sealed(result))
     return result
 
 
@@ -425,9 +446,10 @@ def _described(path: Path, data: dict[str, Any]) -> Run:
     )
 
 
-def unusable(path: Path, error: OSError) -> UserError:
-    """Return what a person should know of a path that can't be written to."""
-    return UserError(f"can't write to {path}: {error.strerror or error}")
+def unusable(path: Path, error: OSError) -> UserError | StorageFault:
+    """Return what a person should know of a path that can't be written to: another path, or the disk is at fault."""
+    kind = StorageFault if error.errno in _DISK else UserError
+    return kind(f"can't write to {path}: {error.strerror or error}")
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:

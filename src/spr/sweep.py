@@ -2,10 +2,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, Self
@@ -15,15 +17,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from spr import files, runs
+from spr import checkpoint, files, locks, runs
 from spr.display import StopRequest, clock
-from spr.errors import visible
+from spr.errors import UserError, visible
 from spr.fleet import fleet_memory
 from spr.hardware import cores, free_memory
 from spr.plan import Cost, Job, Rates, Settings, unfinished
 from spr.runner import FAILED, INTERRUPTED
 
 _LOOK = 0.5  # seconds between two looks at the jobs
+_BEGINNING = 10.0  # seconds that a sweep waits for others that begin at the same time
 # Set in the child itself: code between fork and exec is unsafe where the parent has threads. 1 is PR_SET_PDEATHSIG.
 _CHILD = "import ctypes, sys; ctypes.CDLL(None).prctl(1, {signal}); from spr.cli import main; sys.exit(main())"
 
@@ -32,7 +35,7 @@ class Event(NamedTuple):
     """A change in a job's state."""
 
     job: Job
-    state: str  # running, done, failed or stopped
+    state: str  # waiting for somebody else, running, done, failed or stopped
     reason: str = ""
 
 
@@ -45,9 +48,11 @@ def sweep(jobs: Sequence[Job], settings: Settings, engine: Engine, console: Cons
     left = unfinished(jobs, settings)
     if done := len(jobs) - len(left):
         console.print(f"{done} of {len(jobs)} fleets are finished already and skipped", highlight=False)
+    _tidy(jobs, settings)
     rates = Rates(jobs, settings)
     failed: list[Event] = []
-    with StopRequest() as stop, Overview(console, left, [rates.cost(job) for job in left], settings) as overview:
+    costs = [rates.cost(job) for job in left]
+    with claimed(left, settings), StopRequest() as stop, Overview(console, left, costs, settings) as overview:
         for event in engine(left, settings, stop):
             overview.show(event)
             if event is not None and event.state == "failed":
@@ -61,46 +66,129 @@ def sweep(jobs: Sequence[Job], settings: Settings, engine: Engine, console: Cons
     return FAILED if failed else 0
 
 
+@contextmanager
+def claimed(jobs: Sequence[Job], settings: Settings) -> Iterator[None]:
+    """Keep runs from other sweeps; if one has some of them already, it is named. Sweeps that share none go together."""
+    if not jobs:
+        yield
+        return
+    mine = {str(settings.folder(job, member).relative_to(settings.out)) for job in jobs for member in job.members}
+    place = settings.out / runs.LOGS
+    with ExitStack() as held:
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            with locks.hold(place / ".sweeps.lock", _BEGINNING):
+                _refuse_shared(mine, settings.out, sorted(place.glob(".sweep-*.lock")))
+                name = f".sweep-{socket.gethostname()}-{os.getpid()}.lock"
+                held.enter_context(locks.hold(place / name, runs=sorted(mine)))
+        except locks.HeldError as error:
+            raise UserError(f"another sweep of {settings.out} is beginning ({error.holder}): try again") from None
+        except OSError as error:
+            raise runs.unusable(place, error) from error
+        yield
+
+
+def _refuse_shared(mine: set[str], out: Path, claims: Sequence[Path]) -> None:
+    """Refuse runs that another sweep has claimed; claims of sweeps that are dead are removed."""
+    for path in claims:
+        holder = locks.holder(path)
+        if holder is None:
+            path.unlink(missing_ok=True)
+            continue
+        theirs = holder.about.get("runs")
+        shared = sorted(mine & set(theirs)) if isinstance(theirs, list) else sorted(mine)
+        if shared:
+            also = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+            raise UserError(
+                f"another sweep of {out} works on {shared[0]}{also}: {holder}; wait for it or stop it (what it has not "
+                "claimed can be swept beside it)"
+            )
+
+
+def _tidy(jobs: Sequence[Job], settings: Settings) -> None:
+    """Remove what a process that was killed after it had stored a result has left beside it."""
+    for folder in (settings.folder(job, member) for job in jobs for member in job.members):
+        if runs.finished(folder) and runs.worked_on_by(folder) is None:
+            checkpoint.remove(folder)
+            runs.remove_leftovers(folder)
+
+
 def local(together: int) -> Engine:
     """Return an engine that trains fleets on this machine, several at a time, each as a command of its own.
 
-    A fleet that has been trained on a GPU is judged by the CPU, while the next one trains.
+    A fleet that has been trained on a GPU is judged by the CPU, while the next one trains. One with a run that another
+    process works on, such as what a killed sweep has left behind to save, waits for that; the others go on.
     """
 
     def engine(jobs: Sequence[Job], settings: Settings, stop: StopRequest) -> Iterator[Event | None]:
-        waiting, running = list(jobs), dict[Job, Command]()
+        machine = _Machine(jobs, settings, together)
         asked = False
-
-        def may_begin(job: Job) -> bool:
-            if settings.device.type == "cpu" or len(running) < together:
-                return len(running) < together
-            judged = sum(settings.steps_done(other) == 1 for other in running)
-            config = settings.config(job.preset, job.games[0])
-            # What has been trained gives its memory back a moment later.
-            fits = fleet_memory(config, len(job.members), settings.device) < free_memory(settings.device)
-            return len(running) - min(judged, together) < together and fits
-
-        # Two fleets that both used every core took eight times as long as with one core each (catch, two cores).
-        threads = max(1, cores() // together)
         try:
-            while running or (waiting and not stop.check()):
-                while waiting and may_begin(waiting[0]) and not stop.check():
-                    job = waiting.pop(0)
-                    running[job] = Command(settings.command(job), settings.log(job), threads)
-                    yield Event(job, "running")
+            while machine.running or (machine.waiting and not stop.check()):
+                yield from machine.begin(stop)
                 if stop.check() and not asked:
                     asked = True
-                    for command in running.values():
+                    for command in machine.running.values():
                         command.stop()
                 time.sleep(_LOOK)
                 yield None
-                for job in [job for job, command in running.items() if command.ended() is not None]:
-                    yield running.pop(job).event(job)
+                for job in [job for job, command in machine.running.items() if command.ended() is not None]:
+                    yield machine.running.pop(job).event(job)
         finally:
-            for command in running.values():
+            for command in machine.running.values():
                 command.kill()
 
     return engine
+
+
+class _Machine:
+    """The jobs of this machine: which wait, and which run."""
+
+    def __init__(self, jobs: Sequence[Job], settings: Settings, together: int) -> None:
+        self.waiting, self.running = list(jobs), dict[Job, Command]()
+        self._settings, self._together = settings, together
+        self._held: dict[Job, str] = {}  # by whom, as it was told
+        # Two fleets that both used every core took eight times as long as with one core each (catch, two cores).
+        self._threads = max(1, cores() // together)
+
+    def begin(self, stop: StopRequest) -> Iterator[Event]:
+        """Begin jobs, in their order, as long as there is room for them."""
+        for job in list(self.waiting):
+            if stop.check() or not self._has_room(job):
+                return
+            if holder := _holder(job, self._settings):
+                if self._held.get(job) != holder:
+                    self._held[job] = holder
+                    yield Event(job, "waiting", holder)
+                continue
+            self.waiting.remove(job)
+            yield self._begun(job)
+
+    def _begun(self, job: Job) -> Event:
+        log = self._settings.log(job)
+        try:
+            self.running[job] = Command(self._settings.command(job), log, self._threads)
+        except OSError as error:
+            return Event(job, "failed", str(runs.unusable(log, error)))
+        return Event(job, "running")
+
+    def _has_room(self, job: Job) -> bool:
+        settings, together = self._settings, self._together
+        if settings.device.type == "cpu" or len(self.running) < together:
+            return len(self.running) < together
+        judged = sum(settings.steps_done(other) == 1 for other in self.running)
+        config = settings.config(job.preset, job.games[0])
+        # What has been trained gives its memory back a moment later.
+        fits = fleet_memory(config, len(job.members), settings.device) < free_memory(settings.device)
+        return len(self.running) - min(judged, together) < together and fits
+
+
+def _holder(job: Job, settings: Settings) -> str:
+    """Say who else works on a run of a job; empty if nobody does."""
+    for folder in (settings.folder(job, member) for member in job.members):
+        if (holder := runs.worked_on_by(folder)) is not None:
+            return f"{folder} is being worked on by {holder}"
+    return ""
 
 
 class Command:
@@ -153,7 +241,11 @@ class Command:
             return Event(job, "stopped")
         if code < 0:
             return Event(job, "failed", f"killed by {signal.Signals(-code).name}; see {self._log}")
-        lines = [line for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        try:
+            text = self._log.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            return Event(job, "failed", f"exit code {code}, and its log {self._log} is gone: {error.strerror}")
+        lines = [line for line in text.splitlines() if line.strip()]
         return Event(job, "failed", f"{lines[-1].strip()} (see {self._log})" if lines else f"exit code {code}")
 
 
@@ -185,7 +277,7 @@ class Overview:
             now = time.monotonic()
             if event.state == "running":
                 self._began.setdefault(event.job, now)
-            else:
+            elif event.state != "waiting":
                 self._took[event.job] = now - self._began.get(event.job, now)
             self._states[event.job] = event
             self._most = max(self._most, len(self._in("running")))
@@ -227,6 +319,9 @@ class Overview:
         now = time.monotonic()
         for event in self._in("running"):
             table.add_row("  ", str(event.job), self._progress(event.job), clock(now - self._began[event.job]))
+        for event in self._in("waiting"):
+            if event.reason:
+                table.add_row("  ", str(event.job), event.reason)
         for event in self._in("failed"):
             table.add_row(Text("x", style="red"), str(event.job), event.reason)
         return table

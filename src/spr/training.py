@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from spr.actor import ActStep
 from spr.config import Config
-from spr.environment import Step, seeds_for
-from spr.errors import EnvironmentFault, UserError
+from spr.environment import BrokenStep, Step, seeds_for
+from spr.errors import UserError
 from spr.fleet import Fleet
 from spr.learner import UpdateRunner
 from spr.schedules import beta_at, epsilon_at
@@ -40,6 +40,7 @@ class StepInfo(NamedTuple):
     rows: list[dict[str, Any]] | None
     diverged: list[int]  # agents whose learning has just been found to have diverged
     episodes: list[Episode]  # that this step has finished
+    faults: dict[int, str]  # agents whose environments have just failed, and how
 
 
 def train(fleet: Fleet) -> Iterator[StepInfo]:
@@ -61,6 +62,7 @@ class Training:
         self.fleet = fleet
         self.step = 0
         self.diverged: dict[int, int] = {}  # the step after which an agent's updates diverged
+        self.failed: dict[int, int] = {}  # the step after which an agent's environment had failed: it learns no more
         self.restarts: list[int] = []  # steps after which a new game began because the old one could not be restored
         self.update = UpdateRunner(fleet.learner, fleet.state, fleet.replay, fleet.rng)
         self.act = ActStep(fleet)
@@ -91,26 +93,26 @@ class Training:
                     update()
             actions, diverged = act.act_wait()
             new = self._found_diverged(diverged, step)
-            try:
-                fleet.envs.send(actions)
-                out = fleet.envs.recv()
-            except EnvironmentFault:
-                self._cut_off(actions)
-                raise
+            fleet.envs.send(actions)
+            out, faults = self._outcome()
             act.finish_step(out)
             episodes = self.count_step(actions, out)
             rows = self._metrics() if self.row_is_due() else None
-            if self.step == schedule.steps:
-                new += self._found_diverged(fleet.state.diverged.cpu().numpy(), schedule.steps)
-            yield StepInfo(self.step, self.games.recent(), rows, new, episodes)
+            if self.step == schedule.steps or faults:  # nothing will be heard of them later
+                new += self._found_diverged(fleet.state.diverged.cpu().numpy(), self.step)
+            faults = {i: fault for i, fault in faults.items() if i not in self.diverged}
+            self.failed |= dict.fromkeys(faults, self.step)
+            yield StepInfo(self.step, self.games.recent(), rows, new, episodes, faults)
 
-    def _cut_off(self, actions: NDArray[np.int64]) -> None:
-        """Finish a step whose outcome nobody will know as a time limit does, so that all is whole and can be saved."""
-        none = np.zeros(len(actions), np.bool_)
-        frame = np.zeros((len(actions), *self.fleet.config.observation.frame), np.uint8)
-        out = Step(frame, np.zeros(len(actions), np.float32), none, ~none, none)
-        self.act.finish_step(out)
-        self.count_step(actions, out)
+    def _outcome(self) -> tuple[Step, dict[int, str]]:
+        """Wait for the environments; those that failed end as at a time limit, so that all is whole and can be saved.
+
+        Their agents stay in their places, since nothing that happens there reaches the others.
+        """
+        try:
+            return self.fleet.envs.recv(), {}
+        except BrokenStep as broken:
+            return broken.out, dict(broken.faults)
 
     def env_seeds(self) -> list[int]:
         """Return the seeds of the environments' first games."""
@@ -135,7 +137,7 @@ class Training:
 
     def _found_diverged(self, diverged: NDArray[np.bool_], step: int) -> list[int]:
         """Note whose updates after the step before this one diverged, and return those not known before."""
-        new = [int(agent) for agent in np.flatnonzero(diverged) if agent not in self.diverged]
+        new = [int(i) for i in np.flatnonzero(diverged) if i not in self.diverged and i not in self.failed]
         self.diverged |= dict.fromkeys(new, step)
         return new
 
