@@ -1,7 +1,7 @@
 # Two commands set everything up on a fresh machine: `make demo` and `make test`; `make quick` is for the working day.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
 .PHONY: demo quick test lint clean
 
@@ -24,12 +24,16 @@ lint: .venv/installed-dev
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 
-.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) --editable '.[report,video]'
+# First every package whose files have known hashes; then PyTorch, which every index has in a file of its own, and this project, with the
+# setuptools that were just checked. pip can't do both at once: it has no hash for a folder.
+.venv/installed: pyproject.toml constraints.txt requirements/run.txt | .venv/bin/python
+	$(INSTALL) --no-deps --require-hashes --requirement requirements/run.txt
+	$(INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[report,video]'
 	touch $@
 
-.venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) --editable '.[dev]'
+.venv/installed-dev: pyproject.toml constraints.txt requirements/run.txt requirements/dev.txt | .venv/bin/python
+	$(INSTALL) --no-deps --require-hashes --requirement requirements/dev.txt
+	$(INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
 clean:

@@ -25,7 +25,7 @@ SMALL = {
     "schedule.steps": 300,
     "replay.n_step": 4,
     "learner.depth": 2,
-}
+} | LITTLE_FRAMES
 # A whole run of catch in seconds; it learns nothing.
 TINY = {
     "network.hidden": 16,

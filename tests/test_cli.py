@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import as_options, rewrite
+from conftest import LITTLE_FRAMES, as_options, rewrite
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -23,12 +24,26 @@ from spr.errors import UserError
 from spr.hardware import choose_device
 from spr.methods import preset_config
 
-SMALL = {"network.hidden": 8, "replay.batch_size": 4, "replay.n_step": 3, "learner.depth": 1}
+SMALL = {"network.hidden": 8, "replay.batch_size": 4, "replay.n_step": 3, "learner.depth": 1} | LITTLE_FRAMES
 TINY = as_options(SMALL | {"schedule.learning_starts": 40, "evaluation.episodes": 3})
 
 
 def tiny(out, *more, game="catch", steps="70"):
     return main(["train", game, "--steps", steps, "--device", "cpu", "--out", str(out), *TINY, *more])
+
+
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("one")
+    assert tiny(out) == 0
+    return out
+
+
+@pytest.fixture
+def finished(one_run, tmp_path):
+    """The folder of a finished run, of which every test has a copy of its own below tmp_path."""
+    shutil.copytree(one_run, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "spr/catch/seed-0"
 
 
 def test_a_whole_run_from_training_to_evaluation(tmp_path, capsys):
@@ -198,9 +213,8 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_folder_that_holds_a_run_is_not_touched_unless_asked(tmp_path, capsys):
-    assert tiny(tmp_path) == 0
-    result = tmp_path / "spr/catch/seed-0/result.json"
+def test_a_folder_that_holds_a_run_is_not_touched_unless_asked(finished, tmp_path, capsys):
+    result = finished / "result.json"
     before = result.read_bytes()
     assert tiny(tmp_path, "--seeds", "1", "0") == 2
     assert "holds a finished run" in capsys.readouterr().err
@@ -215,7 +229,7 @@ def test_a_strangers_file_is_left_alone_and_does_not_block(tmp_path):
     foreign.parent.mkdir(parents=True)
     foreign.write_text("precious")
     (foreign.parent / "notes").mkdir()
-    assert tiny(tmp_path) == 0
+    assert tiny(tmp_path, steps="41") == 0
     assert tiny(tmp_path, "--overwrite") == 0
     assert tiny(tmp_path, "--resume") == 0
     assert foreign.read_text() == "precious"
@@ -246,9 +260,8 @@ def test_a_fleet_is_created_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_evaluating_a_damaged_run_is_refused(tmp_path, capsys):
-    assert tiny(tmp_path) == 0
-    folder = tmp_path / "spr/catch/seed-0"
+def test_evaluating_a_damaged_run_is_refused(finished, capsys):
+    folder = finished
     weights = folder / "agent.safetensors"
     whole = weights.read_bytes()
     capsys.readouterr()
@@ -330,9 +343,8 @@ def test_bench_gives_json(capsys):
 
 
 @pytest.mark.slow
-def test_an_exported_agent_is_one_file_that_plays_the_same(tmp_path, capsys):
-    assert tiny(tmp_path) == 0
-    folder, file = tmp_path / "spr/catch/seed-0", tmp_path / "agent.safetensors"
+def test_an_exported_agent_is_one_file_that_plays_the_same(finished, tmp_path, capsys):
+    folder, file = finished, tmp_path / "agent.safetensors"
     assert main(["export", str(folder), str(file)]) == 0
     capsys.readouterr()
     assert main(["evaluate", str(file), "--json", "--device", "cpu"]) == 0
@@ -363,20 +375,16 @@ def test_an_exported_agent_is_one_file_that_plays_the_same(tmp_path, capsys):
         (lambda w: w | {"head.advantage.bias": torch.zeros(51 * 5000)}, "5,000 actions is not believable"),
     ],
 )
-def test_weights_that_do_not_fit_their_configuration_are_refused(change, message, tmp_path, capsys):
-    assert tiny(tmp_path) == 0
-    folder = tmp_path / "spr/catch/seed-0"
-    weights = load_file(folder / "agent.safetensors")
-    save_file(change(weights), folder / "agent.safetensors")
-    capsys.readouterr()
-    assert main(["evaluate", str(folder)]) == 2
+def test_weights_that_do_not_fit_their_configuration_are_refused(change, message, finished, capsys):
+    weights = load_file(finished / "agent.safetensors")
+    save_file(change(weights), finished / "agent.safetensors")
+    assert main(["evaluate", str(finished)]) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_an_agent_of_another_game_is_refused(tmp_path, capsys):
-    assert tiny(tmp_path) == 0
-    file = tmp_path / "spr/catch/seed-0/config.json"
+def test_an_agent_of_another_game_is_refused(finished, capsys):
+    file = finished / "config.json"
     rewrite(file, game="breakout")
     assert main(["evaluate", str(file.parent), "--episodes", "1"]) == 2
     assert "3 actions, but breakout has 4" in capsys.readouterr().err

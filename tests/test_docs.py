@@ -1,6 +1,8 @@
 """The documents are true: their commands are commands, their links lead somewhere, the house is as the plan says."""
 
 import ast
+import importlib.util
+import io
 import re
 import shlex
 from pathlib import Path
@@ -83,3 +85,32 @@ def test_modules_are_those_of_the_plan_and_import_only_from_above():
             below = [alias.name for alias in node.names] if node.module == "spr" else [node.module.split(".")[1]]
             for other in below:
                 assert other not in place or place[other] < place[name], f"{name} imports {other}, which is below it"
+
+
+def test_every_pinned_package_but_torch_has_its_hashes():
+    constraints = (ROOT / "constraints.txt").read_text().lower().replace("_", "-").splitlines()[1:]
+    texts = [(ROOT / "requirements" / name).read_text() for name in ("run.txt", "dev.txt")]
+    blocks = [block for text in texts for block in re.findall(r"^\S+==.*(?:\n    .*)+", text, re.MULTILINE)]
+    checked = sorted(block.split()[0] for block in blocks)
+    assert checked == sorted(pin for pin in constraints if not pin.startswith("torch=="))
+    assert all(re.fullmatch(r"\S+( \\\n    --hash=sha256:[0-9a-f]{64})+", block) for block in blocks)
+
+
+def test_hashes_are_renewed_from_an_indexs_page(monkeypatch):
+    spec = importlib.util.spec_from_file_location("renew", ROOT / "requirements" / "renew.py")
+    renew = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(renew)
+    files = {
+        "some_thing-1.2-cp311-cp311-win_amd64.whl": True,
+        "some_thing-1.2-cp314-cp314t-macosx_11_0_arm64.whl": True,
+        "some_thing-1.2-cp38-abi3-manylinux_2_28_x86_64.whl": True,
+        "some_thing-1.2.tar.gz": True,
+        "some_thing-1.2-cp310-cp310-win_amd64.whl": False,  # no Python that this project runs on
+        "some_thing-1.2.1-py3-none-any.whl": False,
+        "some_thing-1.2.egg": False,
+    }
+    links = [f'<a href="../{name}#sha256={i:064x}" data-x="y">{name}</a>' for i, name in enumerate(files)]
+    monkeypatch.setattr(renew, "urlopen", lambda _: io.BytesIO("<br>\n".join(links).encode()))
+    assert renew.hashes("https://index/simple/", "some-thing", "1.2") == [
+        f"{i:064x}" for i, used in enumerate(files.values()) if used
+    ]

@@ -175,7 +175,7 @@ def test_no_gradient_reaches_the_targets_though_the_loss_depends_on_them():
     world = World(small("spr_noaug"), [0])
     draws = world.draws()
     batch = world.replay.sample(draws.sample, torch.tensor(0.4))
-    obs = torch.rand(1, 4, 6, 4, 84, 84, generator=torch.Generator().manual_seed(0))
+    obs = torch.rand(1, 4, 6, 4, 44, 44, generator=torch.Generator().manual_seed(0))
     row, target = world.state.weights[0], world.state.ema[0]
     one = [tree_map(lambda t: t[0], struct) for struct in (batch, Views(obs[:, :1], obs[:, 1:]), draws)]
 
@@ -237,7 +237,7 @@ def test_an_agent_among_games_with_other_actions_is_the_same_agent(preset):
         again = pad_actions(cropped, dims, actions, room)
         assert all(torch.equal(again[name], agent[name]) for name in agent)
         # And without the room it has the same values of its own actions.
-        obs = torch.rand(2, 4, 84, 84, dtype=torch.float64)
+        obs = torch.rand(2, 4, 44, 44, dtype=torch.float64)
         networks = Networks(config, actions).double()
         roomy = Networks(config, room).double()
         valid = torch.arange(room) < actions

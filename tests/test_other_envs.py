@@ -15,7 +15,7 @@ TINY = {
     "replay.batch_size": 4,
     "replay.n_step": 2,
     "learner.depth": 2,
-    "schedule.learning_starts": 280,
+    "schedule.learning_starts": 110,
     "evaluation.episodes": 2,
 }
 SMALL_PLANES = {
@@ -28,8 +28,8 @@ SMALL_PLANES = {
     "replay.clip_rewards": False,
 }
 GAMES = [
-    ("CarRacing-v3", {"observation.channels": 3}, ["continuous=false", "max_episode_steps=60"], 5),
-    ("own_env:grid", {"observation.channels": 3}, ["size=6", "max_steps=50"], 7),
+    ("CarRacing-v3", {"observation.channels": 3}, ["continuous=false", "max_episode_steps=30"], 5),
+    ("own_env:grid", {"observation.channels": 3}, ["size=6", "max_steps=25"], 7),
     ("own_env:planes", SMALL_PLANES, ["game=breakout", "use_minimal_action_set=true"], 3),
 ]
 
@@ -39,7 +39,7 @@ GAMES = [
 def test_other_packages_are_trained_and_judged(game, changes, arguments, actions, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(Path(__file__).parent.parent / "docs")
     given = [part for text in arguments for part in ("--env-arg", text)]
-    options = [*as_options(TINY | changes), *given, "--steps", "300", "--device", "cpu", "--out", str(tmp_path)]
+    options = [*as_options(TINY | changes), *given, "--steps", "120", "--device", "cpu", "--out", str(tmp_path)]
     assert main(["train", game, *options]) == 0
     (run,) = (tmp_path / "spr").glob("*/seed-0")
     result = json.loads((run / "result.json").read_text())

@@ -76,7 +76,7 @@ def one_agents_loss(world):
 
 
 def random_views(config, batch):
-    obs = torch.rand(1, len(views_of(config)), batch, 4, 84, 84, generator=torch.Generator().manual_seed(0))
+    obs = torch.rand(1, len(views_of(config)), batch, 4, 44, 44, generator=torch.Generator().manual_seed(0))
     return split(config, obs, 1)
 
 
@@ -150,7 +150,7 @@ def test_epsilon_falls_in_a_straight_line_and_is_obeyed():
 
 
 def test_curl_sees_crops_only_where_it_compares_them():
-    config = small("curl")
+    config = small("curl", **{"observation.height": 84, "observation.width": 84})
     params = World(config, [0]).draws().augment
     assert params.margin[0, 0].tolist() == [0, 4, 4, 0]
     for still in (0, 3):

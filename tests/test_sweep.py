@@ -1,12 +1,15 @@
 """A sweep's plan, costs and overview; engines that fail, stop, lose workers and still end with the same bytes."""
 
+import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +62,25 @@ def trainings(out):
 
 def parent(process):
     return int(Path(f"/proc/{process}/status").read_text().split("PPid:")[1].split()[0])
+
+
+def parents(process):
+    """A process's parent, its parent's, and so on."""
+    found = []
+    while process > 1:
+        found.append(process := parent(process))
+    return found
+
+
+def descendants(process):
+    """What a process has started, with all that they have."""
+    everything = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    found = []
+    for other in everything:
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if process in parents(other):
+                found.append(other)
+    return found
 
 
 def wait_for(what, seconds=120):
@@ -567,36 +589,115 @@ def test_results_of_a_node_with_a_disk_of_its_own_come_home(whole, tmp_path, mon
     assert unfinished([job], made) == []
 
 
+def test_ray_tells_nobody_about_a_sweep(monkeypatch):
+    pytest.importorskip("ray")
+    from ray._common.usage.usage_lib import usage_stats_enabled  # noqa: PLC0415 - slow to import
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "1")
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED")  # and back to what it was, at the end
+    assert usage_stats_enabled()
+    cluster.on_ray(1, None)
+    assert not usage_stats_enabled()
+
+
+class Page:
+    """The commands of docs/comparisons.md for a Ray cluster; for two nodes of one machine, with a home of their own."""
+
+    def __init__(self, home):
+        text = (Path(__file__).parents[1] / "docs" / "comparisons.md").read_text()
+        block = text.split("### On a Ray cluster")[1].split("```\n")[1].splitlines()
+        with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as two:  # ports that are free
+            head, client = one.getsockname()[1], two.getsockname()[1]
+        block = [line.split("   #")[0].replace("HEAD", "127.0.0.1").replace("6379", str(head)) for line in block]
+        _, self.export, self.token, self.first, self.other, self._sweep = block
+        # One CPU each, so that each gets a fleet; and no port of a cluster that another test has beside this one.
+        self.first += f" --num-cpus 1 --object-store-memory 100000000 --ray-client-server-port {client}"
+        self.other += " --num-cpus 1 --object-store-memory 100000000"
+        tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        # RAY_TMPDIR keeps this cluster apart from others.
+        there = {"HOME": str(home), "RAY_TMPDIR": str(home), "PATH": tools, "OMP_NUM_THREADS": "1"}
+        self._environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | there
+        self._home = home
+
+    def run(self, command, stdout):
+        """Give a command to a shell that has the page's variables."""
+        script = f"{self.export}\n{command}"
+        return subprocess.Popen(
+            ["bash", "-ec", script], env=self._environment, stdout=stdout, stderr=subprocess.STDOUT, text=True
+        )
+
+    @contextlib.contextmanager
+    def node(self, command):
+        """A node of the cluster, from when it says that it runs; with what it said."""
+        said = self._home / f"{len(list(self._home.glob('*.log')))}.log"
+        with said.open("w") as file:
+            process = self.run(f"exec {command}", file)
+        try:
+            wait_for(lambda: "until terminated" in said.read_text() or process.poll() is not None)
+            assert process.poll() is None, said.read_text()
+            yield process.pid, said.read_text()
+        finally:
+            process.terminate()
+            process.wait(60)
+
+    def sweep(self, out, before="exec"):
+        """The page's sweep, with two small fleets and on CPUs."""
+        words = self._sweep.split()
+        for option, value in (("--games", "catch"), ("--seeds", "0-1"), ("--device", "cpu"), ("--out", str(out))):
+            words[words.index(option) + 1] = value
+        more = ["--agents", "1", "--checkpoint-every", "25", *CHANGES]
+        return self.run(f"{before} {shlex.join([*words, *more])}", subprocess.PIPE)
+
+
+@pytest.fixture(scope="module")
+def page():
+    """The page's commands with a head that runs."""
+    pytest.importorskip("ray")
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as home:  # Ray's sockets: short names
+        page = Page(Path(home))
+        assert page.run(page.token, subprocess.DEVNULL).wait(60) == 0
+        assert (Path(home) / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+        with page.node(page.first) as (_, said):
+            assert "Usage stats collection is disabled" in said
+            yield page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("token", "reason"),
+    [
+        ("RAY_AUTH_TOKEN=wrong", "Failed to connect to Ray cluster"),
+        ("HOME=/nonexistent", "no authentication token was found"),
+        ("RAY_AUTH_MODE=disabled", "needs RAY_AUTH_MODE=token and the same token"),
+    ],
+)
+def test_without_its_token_a_cluster_takes_no_sweep(token, reason, page, tmp_path):
+    command = page.sweep(tmp_path, before=f"RAY_NUM_REDIS_GET_RETRIES=2 {token}")
+    said, _ = command.communicate(timeout=60)
+    assert command.returncode == 2, said
+    assert reason in said.splitlines()[-1]
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["worker", "node"])
-def test_on_two_ray_nodes_with_one_lost_the_results_are_the_local_engines(lost, whole, tmp_path):
-    pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster  # noqa: PLC0415 - slow to import
-
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 10**8})
-    try:
-        second = nodes.add_node(num_cpus=1, object_store_memory=10**8)
-        raylet = second.all_processes["raylet"][0].process.pid
-        arguments = ("--games", "catch", "--runs", 2, "--agents", 1, "--out", tmp_path)
-        where = ("--engine", "ray", "--address", nodes.address)
-        command = spr("sweep", *arguments, *where, "--checkpoint-every", 25, *CHANGES)
+def test_on_two_ray_nodes_with_one_lost_the_results_are_the_local_engines(lost, page, whole, tmp_path):
+    """On a cluster that is started as the page says."""
+    with page.node(page.other) as (node, _):
+        command = page.sweep(tmp_path)
 
         def saved_there():
             """Workers of the second node whose run has a checkpoint."""
             working = trainings(tmp_path).items()
-            return [w for run, (_, w) in working if parent(w) == raylet and list(run.glob("checkpoint-*.safetensors"))]
+            return [w for run, (_, w) in working if node in parents(w) and list(run.glob("checkpoint-*.safetensors"))]
 
         (worker,) = wait_for(saved_there)
         assert b"ray::" in Path(f"/proc/{worker}/cmdline").read_bytes()
-        if lost == "worker":
-            os.kill(worker, signal.SIGKILL)
-        else:
-            nodes.remove_node(second, allow_graceful=False)
+        for process in [worker] if lost == "worker" else [node, *descendants(node)]:
+            os.kill(process, signal.SIGKILL)
         said, _ = command.communicate(timeout=300)
         assert command.returncode == 0, said
         assert "2 done, 0 running, 0 waiting, 0 failed" in said
-    finally:
-        nodes.shutdown()
     logs = [path.read_text() for path in (tmp_path / "logs").rglob("*.txt")]
     assert sum("replaying the log" in log for log in logs) == 1, logs  # one went on from a checkpoint
     assert_equal_results(whole[0], tmp_path, 2)

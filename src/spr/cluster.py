@@ -25,6 +25,7 @@ _RETRIES = 5  # after a lost worker or node
 
 def on_ray(together: int, address: str | None) -> Engine:
     """Return an engine that hands jobs to a Ray cluster, `together` of them to a GPU."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is loaded: nobody is told about this sweep
     try:
         import ray  # noqa: PLC0415 - an extra that most users do without
         import ray.util.scheduling_strategies  # noqa: PLC0415
@@ -35,8 +36,12 @@ def on_ray(together: int, address: str | None) -> Engine:
         environment = _environment(settings, jobs)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise UserError(f"no Ray cluster can be reached: {one_line(error)}") from error
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
+            # Ray says the same of a cluster that is not there and of one that refuses us.
+            raise UserError(
+                f"no Ray cluster can be reached: {one_line(error)}; one that was started with tokens "
+                "needs RAY_AUTH_MODE=token and the same token here"
+            ) from error
         task = ray.remote(_train).options(
             num_cpus=1,
             num_gpus=1 / together if settings.device.type == "cuda" else 0,
