@@ -177,8 +177,8 @@ def evaluate(
     config = agent.config if episodes is None else agent.config.override({"evaluation.episodes": episodes})
     params = {name: tensor[None] for name, tensor in agent.weights.items()}
     who = Agents([game], params, [agent.run.seed if seed is None else seed], arguments)
-    (scores,) = evaluate_agents(config, who, lambda _: None, epsilon)
-    return Evaluation(scores, game)
+    (judged,) = evaluate_agents(config, who, lambda _: None, epsilon)
+    return Evaluation(judged.scores, game)
 
 
 def _job(

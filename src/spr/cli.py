@@ -36,6 +36,8 @@ from spr.roms import rom_problem
 from spr.runner import FAILED, INTERRUPTED, TrainJob, evaluate_agents, run_training
 from spr.sweep import forecast, local, sweep
 
+_MOST_GAMES = 1_000  # that a file, which may be anybody's, has an evaluation play unasked
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
@@ -159,6 +161,10 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
     matching.refuse_other_rom(run)
     changes = {} if args.episodes is None else {"evaluation.episodes": args.episodes}
     config = run.config.override(changes)
+    if args.episodes is None and config.evaluation.episodes > _MOST_GAMES:
+        raise UserError(
+            f"{args.folder} asks for {config.evaluation.episodes:,} games: say with --episodes how many you want"
+        )
     device = choose_device(args.device)
     tune(device, choose_precision("auto", device))
     seed = run.seed if args.seed is None else _seeds([str(args.seed)])[0]
@@ -168,7 +174,7 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
     if not run.sealed:
         quiet.print(f"{args.folder} is of version 0.10 or before and has no checksum: damage would go unnoticed")
     with Display(quiet) as display:
-        scores = evaluate_agents(config, agents, display)[0]
+        scores, lengths = evaluate_agents(config, agents, display)[0]
     mean = sum(scores) / len(scores)
     human = normalised(run.game, mean)
     steps = config.schedule.steps
@@ -180,12 +186,15 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
             "trained_steps": run.step,
             "steps": steps,
         }
-        print(json.dumps(described | {"episodes": scores}))
+        print(json.dumps(described | {"episodes": scores, "episode_steps": lengths}))
         return 0
     normalised_text = "" if human is None else f", human-normalised {human:.3f}"
     console.print(
         f"{run.game}: mean score {mean:,.2f} over {plural(len(scores), 'game')}{normalised_text}", highlight=False
     )
+    if cut := sum(length >= config.evaluation.max_steps for length in lengths):
+        limit = config.evaluation.max_steps
+        console.print(f"{plural(cut, 'game')} of them cut off after {limit:,} steps", highlight=False)
     if run.step is not None and run.step < steps:
         console.print(f"an unfinished run: this agent has learnt for {run.step:,} of {steps:,} steps", highlight=False)
     return 0

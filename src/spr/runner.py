@@ -364,26 +364,40 @@ def _judge(
     config = trained.runs[0].config
     games, seeds = [run.game for run in trained.runs], [run.seed for run in trained.runs]
 
-    def scores_of(which: Sequence[int], epsilon: float | None = None) -> list[list[float]]:
+    def judged(which: Sequence[int], epsilon: float | None = None) -> list[Judged]:
         params = {name: p[list(which)] for name, p in trained.params.items()}
         mine = Agents([games[i] for i in which], params, [seeds[i] for i in which], job.arguments)
         return evaluate_agents(config, mine, tell_or_stop, epsilon)
 
-    episodes = scores_of(range(len(games)))
+    found = judged(range(len(games)))
     measured: dict[str, Any] = {**trained.about, "eval_seconds": round(time.monotonic() - began, 1)}
-    extra: list[dict[str, Any]] = [{} for _ in games]
+    extra = [_lengths(config, each.lengths) for each in found]
     if unpublished := [i for i, game in enumerate(games) if normalised(game, 0.0) is None]:
-        for i, scores in zip(unpublished, scores_of(unpublished, epsilon=1.0), strict=True):
-            extra[i] = {"random_score": sum(scores) / len(scores)}
+        for i, (scores, _) in zip(unpublished, judged(unpublished, epsilon=1.0), strict=True):
+            extra[i]["random_score"] = sum(scores) / len(scores)
     whole = [measured | more for more in extra]
-    return list(zip(trained.runs, episodes, whole, strict=True))
+    return list(zip(trained.runs, [each.scores for each in found], whole, strict=True))
 
 
-def evaluate_agents(config: Config, agents: Agents, tell: Consumer, epsilon: float | None = None) -> list[list[float]]:
-    """Play the evaluation's games, and return every raw score by agent."""
+def _lengths(config: Config, lengths: Sequence[int]) -> dict[str, Any]:
+    """Return how long the games were, and how many of them were cut off, if any."""
+    cut = sum(length >= config.evaluation.max_steps for length in lengths)
+    return {"episode_steps": list(lengths), **({"episodes_cut": cut} if cut else {})}
+
+
+class Judged(NamedTuple):
+    """Every game of an agent's evaluation."""
+
+    scores: list[float]  # raw
+    lengths: list[int]  # steps
+
+
+def evaluate_agents(config: Config, agents: Agents, tell: Consumer, epsilon: float | None = None) -> list[Judged]:
+    """Play the evaluation's games, and return every agent's."""
     title = "evaluating" if epsilon is None else "a random agent"
     total = config.evaluation.episodes * len(agents.seeds)
     tell(events.Evaluated(title, 0, total))
     for playing in play(config, agents, epsilon):
         tell(events.Evaluated(title, playing.finished, total))
-    return [[score for score in scores if score is not None] for scores in playing.scores]
+    scores = [[score for score in each if score is not None] for each in playing.scores]
+    return [Judged(*both) for both in zip(scores, playing.lengths, strict=True)]
