@@ -440,16 +440,16 @@ def test_parts_that_need_more_than_the_core_say_what_to_install(monkeypatch, cap
 
 
 @pytest.mark.slow
-def test_a_file_can_not_ask_for_a_million_games_nor_for_one_without_end(finished, capsys):
-    file = finished / "config.json"
-    data = json.loads(file.read_text())
-    data["config"]["evaluation"] |= {"episodes": 1_000_000, "max_steps": 5}
-    rewrite(file, config=data["config"])
-    assert main(["evaluate", str(finished)]) == 2
-    assert "asks for 1,000,000 games: say with --episodes how many you want" in capsys.readouterr().err
-    assert main(["evaluate", str(finished), "--episodes", "3"]) == 0
+def test_a_file_can_not_ask_for_a_million_games_nor_for_one_without_end(tmp_path, capsys, monkeypatch):
+    assert tiny(tmp_path, "--set", "evaluation.max_steps=5") == 0
+    run = tmp_path / "spr/catch/seed-0"
+    result = json.loads((run / "result.json").read_text())
+    assert (result["episode_steps"], result["episodes_cut"]) == ([5, 5, 5], 3)
+    monkeypatch.setattr("spr.cli._MOST_GAMES", 2)
+    capsys.readouterr()
+    assert main(["evaluate", str(run)]) == 2
+    assert "asks for 3 games: say with --episodes how many you want" in capsys.readouterr().err
+    assert main(["evaluate", str(run), "--episodes", "3"]) == 0
     assert "3 games of them cut off after 5 steps" in " ".join(capsys.readouterr().out.split())
-    assert main(["evaluate", str(finished), "--episodes", "3", "--json"]) == 0
+    assert main(["evaluate", str(run), "--episodes", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["episode_steps"] == [5, 5, 5]
-    assert "episodes_cut" not in json.loads((finished / "result.json").read_text())
-    assert len(json.loads((finished / "result.json").read_text())["episode_steps"]) == 3
