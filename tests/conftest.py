@@ -1,6 +1,7 @@
 """What several tests share: small configurations, and a fleet with a replay of random content."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -33,6 +34,10 @@ TINY = {
     "learner.depth": 2,
     "schedule.learning_starts": 60,
 } | LITTLE_FRAMES
+
+
+# Before a command: under `nohup` it would be born deaf to SIGHUP.
+HEARING = ["env", "--default-signal=HUP", sys.executable]
 
 
 def as_options(changes):

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import LITTLE_FRAMES, as_options, rewrite
+from conftest import HEARING, LITTLE_FRAMES, as_options, rewrite
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -280,7 +280,7 @@ def test_evaluating_a_damaged_run_is_refused(finished, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stopped_run_leaves_an_agent_that_can_be_played(number, tmp_path):
-    command = [sys.executable, "-c", "import sys; from spr.cli import main; sys.exit(main(sys.argv[1:]))"]
+    command = [*HEARING, "-c", "import sys; from spr.cli import main; sys.exit(main(sys.argv[1:]))"]
     train = ["train", "catch", "--steps", "9000", "--device", "cpu", "--out", str(tmp_path), *TINY]
     process = subprocess.Popen([*command, *train], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "spr/catch/seed-0/metrics.jsonl"
@@ -288,7 +288,10 @@ def test_a_stopped_run_leaves_an_agent_that_can_be_played(number, tmp_path):
         time.sleep(0.05)
     os.kill(process.pid, number)
     os.kill(process.pid, number)  # as `timeout` does: once to the process and once to its group
-    out, err = process.communicate(timeout=60)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert err == ""
     assert "stopped after" in out

@@ -8,14 +8,13 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import CPU, TINY, as_options
+from conftest import CPU, HEARING, TINY, as_options
 
 from spr import checkpoint, events, files, hardware, locks, runner, runs
 from spr.cli import main
@@ -436,7 +435,7 @@ def spr(*arguments, **how):
             resource.setrlimit(limit[0], (limit[1], limit[1]))
 
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    words = [sys.executable, "-m", "spr", *map(str, arguments)]
+    words = [*HEARING, "-m", "spr", *map(str, arguments)]
     return subprocess.Popen(words, env=environment, text=True, preexec_fn=begin, **how)  # noqa: PLW1509
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CPU, TINY
+from conftest import CPU, HEARING, TINY
 from rich.console import Console
 
 from spr import cluster, runs
@@ -37,7 +37,7 @@ def settings(out, changes=SMALL):
 def spr(*arguments):
     """`spr` with one thread, as a command of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "spr", *map(str, arguments)],
+        [*HEARING, "-m", "spr", *map(str, arguments)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
