@@ -6,17 +6,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ACTIONS, World, small
+from conftest import ACTIONS, World, as_options, small
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
-from spr import fused, ops
+import spr
+from spr import fused, ops, resume
+from spr.cli import main
 from spr.config import Config
 from spr.encoders import encoder_activations, encoder_shapes, make_encoder
+from spr.envs import make
 from spr.errors import UserError
-from spr.fleet import fleet_memory
+from spr.fleet import assemble, fleet_memory
 from spr.methods import preset_config
 from spr.networks import Networks, QHead, TransitionModel, networks_without_weights, noise_shapes
+from spr.training import Training
 
 CPU = torch.device("cpu")
 BBF = {
@@ -384,21 +388,56 @@ def test_every_new_part_says_how_it_is_treated_and_where_actions_lie():
     assert set(networks.action_dims()) == {"head.advantage.weight", "head.advantage.bias", "transition.conv1.weight"}
 
 
+# ---- in files
+
+RUN = {"observation.width": 24, "replay.batch_size": 4, "schedule.learning_starts": 60, "learner.depth": 2}
+
+
+def test_a_restored_fleet_goes_on_to_the_same_bits():
+    config = Config().override(SMALL_BBF | RUN | {"schedule.steps": 75})
+
+    def training():
+        return Training(assemble(config, make("catch", 2, obs=config.observation), [3, 1], CPU))
+
+    unbroken, resumed = training(), training()
+    for info in unbroken.run():
+        if info.step == 68:
+            saved = resume.snapshots(unbroken)
+    list(resume.restore(resumed, saved))
+    assert len(list(resumed.run())) == 75 - 68
+    assert torch.equal(resumed.fleet.state.weights, unbroken.fleet.state.weights)
+
+
+def test_an_exported_agent_answers_as_the_run_it_was_made_from(tmp_path):
+    options = as_options(SMALL_BBF | RUN | {"evaluation.episodes": 1})
+    assert main(["train", "catch", "--steps", "63", *options, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    folder, file = tmp_path / "spr" / "catch" / "seed-0", tmp_path / "agent.safetensors"
+    assert main(["export", str(folder), str(file)]) == 0
+    observation = np.random.default_rng(0).integers(0, 256, (4, 20, 24), np.uint8)
+    answers = [
+        (agent.q_values(observation), agent.encode(observation), agent.predict(observation, [0, 2]))
+        for agent in (spr.load(folder), spr.load(file))
+    ]
+    assert [part.shape for part in answers[0]] == [(3,), (3, 3, 32), (2, 3, 3, 32)]
+    for one, two in zip(*answers, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
 # ---- memory
 
 
 def test_memory_follows_the_networks():
     """A BBF agent has 0.8 GB of weights and moments alone; what was measured for SPR stays as it was."""
     gpu = torch.device("cuda")
-    spr, bbf = (Config().override(changes) for changes in ({}, BBF))
+    usual, bbf = (Config().override(changes) for changes in ({}, BBF))
     one = {
         name: fleet_memory(config, 2, gpu) - fleet_memory(config, 1, gpu)
-        for name, config in (("spr", spr), ("bbf", bbf))
+        for name, config in (("spr", usual), ("bbf", bbf))
     }
     assert one["bbf"] - one["spr"] > 38e6 * 4 * 4 + 32 * 1.66e6 * 2
     assert fleet_memory(bbf, 1, gpu) < 6 * 2**30
     for preset in ("der", "drq", "curl", "rainbow"):
-        assert fleet_memory(preset_config(preset), 3, CPU) == fleet_memory(spr, 3, CPU)
+        assert fleet_memory(preset_config(preset), 3, CPU) == fleet_memory(usual, 3, CPU)
 
 
 # ---- what can't be
