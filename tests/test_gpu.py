@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import spr
-from spr import resume
+from spr import fused, resume
 from spr.actor import ActStep
 from spr.environment import Step
 from spr.envs import make
@@ -161,6 +161,26 @@ def test_every_method_captured_equals_eager(preset):
         for name in ("weights", "ema", "target", "first_moment", "second_moment"):
             getattr(captured.state, name).copy_(getattr(eager.state, name))
         captured.replay.priority.copy_(eager.replay.priority)
+
+
+@pytest.mark.parametrize("fills", [0, 2**60])
+def test_wide_networks_captured_equal_eager_ones(monkeypatch, fills):
+    """By the library's convolutions, agent by agent, and by products."""
+    monkeypatch.setattr(fused, "_FILLS_A_GPU", fills)
+    torch._dynamo.reset()
+    changes = SMALL | {
+        "network.encoder": "impala",
+        "network.shared_hidden": True,
+        "network.noisy": False,
+        "network.batch_norm": False,
+        "network.initialisation": "xavier",
+    }
+    captured, updates = filled([3, 1], changes=changes)
+    start = captured.state.weights.clone()
+    learn(captured, updates, 8)
+    eager, updates = filled([3, 1], changes=changes)
+    learn(eager, updates, 8, plainly=True)
+    assert_learnt_alike(captured.state.weights, eager.state.weights, start)
 
 
 @pytest.mark.parametrize("step", [150, 260])  # before learning starts; and between captured updates

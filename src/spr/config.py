@@ -8,13 +8,14 @@ from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
 from spr import declare
-from spr.encoders import encoder_names, encoder_shapes
+from spr.encoders import PADDINGS, Shape, encoder_names, encoder_shapes
 from spr.environment import ObservationConfig
 from spr.errors import UserError, did_you_mean
 
 PROJECTIONS = ("head", "mlp", "none")
 RL_LOSSES = ("categorical", "huber")
 ENDS = ("all", "first")
+INITIALISATIONS = ("library", "xavier")
 _LONGEST = 200  # characters of a name
 
 
@@ -37,10 +38,23 @@ class NetworkConfig:
     """Encoder, transition model and Q-head."""
 
     encoder: str = declare.choice("standard", encoder_names, "The encoder, by name.")
+    width: int = declare.value(1, 1, 64, "Factor of the channels of an encoder of any width, such as impala.")
+    padding: str = declare.choice(
+        "valid",
+        lambda: PADDINGS,
+        "Padding of the encoder's convolutions: none, or TensorFlow's SAME; impala has the latter always.",
+    )
+    initialisation: str = declare.choice(
+        "library",
+        lambda: INITIALISATIONS,
+        "How weights begin: as the library's layers do, or Xavier uniform with biases of zero.",
+    )
+    batch_norm: bool = declare.flag(True, "Whether the transition model has batch norm.")
     hidden: int = declare.value(
         256, 1, 65_536, "Hidden units in each stream of the Q-head; the projection is all of them."
     )
     dueling: bool = declare.flag(True, "Whether the Q-head has streams for value and advantage, or one for both.")
+    shared_hidden: bool = declare.flag(False, "Whether value and advantage share one hidden layer, or have one each.")
     noisy: bool = declare.flag(True, "Whether the Q-head's layers are noisy.")
     noisy_sigma0: float = declare.value(
         0.5, 0, 100, "Initial sigma of the noisy layers, times the root of their fan-in."
@@ -49,7 +63,7 @@ class NetworkConfig:
     v_min: float = declare.value(-10.0, -1e6, 1e6, "Smallest return the distribution represents.")
     v_max: float = declare.value(10.0, -1e6, 1e6, "Largest return the distribution represents.")
     dropout: float = declare.value(
-        0.0, 0, 0.99, "Dropout after each ReLU of the online and target encoders while learning."
+        0.0, 0, 0.99, "Dropout after each ReLU (impala: stage) of the online and target encoders while learning."
     )
     projection: str = declare.choice(
         "head",
@@ -187,8 +201,11 @@ class Config:
             raise UserError("learner.uniformity_weight needs a representation: set learner.aux_weight above 0")
         if not learner.stop_gradient and learner.ema_decay > 0:
             raise UserError("learner.stop_gradient=false needs targets of the online encoder: set learner.ema_decay=0")
-        obs = self.observation
-        encoder_shapes(self.network.encoder, (obs.height, obs.width, obs.planes))  # refuses what is too small for it
+        encoder_shapes(*self.encoder_arguments)  # refuses what is too small for it
+        if self.network.shared_hidden and not self.network.dueling:
+            raise UserError(
+                "network.shared_hidden is for dueling streams, without which there is one hidden layer only"
+            )
         if self.augment.crop_margin > 2 * self.augment.shift:
             least = math.ceil(self.augment.crop_margin / 2)
             raise UserError(
@@ -200,6 +217,12 @@ class Config:
                 raise UserError(f"augment.{name} must be smaller than a frame's side, {side} pixels")
         if not self.augment.rl and learner.aux_weight > 0 and self.has_model:
             raise UserError("augment.rl=false is for losses between views of one state: set learner.depth=0")
+
+    @property
+    def encoder_arguments(self) -> tuple[str, Shape, int, str]:
+        """What `make_encoder` takes: the encoder's name, an observation's shape, width and padding."""
+        obs, network = self.observation, self.network
+        return network.encoder, (obs.height, obs.width, obs.planes), network.width, network.padding
 
     @property
     def has_model(self) -> bool:

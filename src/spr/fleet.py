@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from spr.augment import views_of
 from spr.config import Config
+from spr.encoders import encoder_activations
 from spr.environment import Envs
 from spr.errors import UserError
 from spr.hardware import free_memory
@@ -17,6 +20,8 @@ from spr.rng import RngStreams
 
 # Beside the replay, from `spr bench` on pong: of PyTorch on a GPU, and of the whole process on a CPU.
 _BESIDE = {"cuda": (360 * 2**20, 290 * 2**20), "cpu": (370 * 2**20, 210 * 2**20)}  # once, and per agent
+_ROOM = 18  # actions, of Atari
+_BYTES = {"cuda": 2, "cpu": 4}  # of a number between two products
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,25 @@ def fleet_memory(config: Config, agents: int, device: torch.device) -> int:
     once, each = _BESIDE[device.type]
     obs, usual = config.observation, Config().observation
     larger = max(1.0, obs.planes * obs.height * obs.width / (usual.planes * usual.height * usual.width))
-    return once + int(agents * each * larger) + memory_needed(config, agents)
+    wider = max(0.0, _counted(config, device.type) - _counted(Config(), device.type) * larger)
+    return once + int(agents * (each * larger + wider)) + memory_needed(config, agents)
+
+
+@cache
+def _counted(config: Config, device: str) -> int:
+    """Return about how many bytes an agent's weights and activations take: what was measured is of the usual networks.
+
+    Weights, gradients, two moments, and as much again while they are changed; target networks. What an encoder computes
+    is kept for gradients, beside their own; where none are wanted, two layers at a time are there.
+    """
+    networks = networks_without_weights(config, _ROOM, torch.device("cpu"))
+    parameters = sum(p.numel() for p in networks.parameters())
+    targets = (config.learner.ema_decay > 0) + (config.learner.target_period > 1)
+    views = views_of(config)
+    with_grad = sum(view.needs_grad for view in views)
+    passes = 3 * with_grad + (len(views) - with_grad) / 2
+    activations = int(config.replay.batch_size * passes * encoder_activations(*config.encoder_arguments))
+    return 4 * parameters * (6 + targets) + _BYTES[device] * activations
 
 
 def largest_fleet(config: Config, device: torch.device, together: int = 1) -> int:

@@ -121,6 +121,123 @@ def _kernel_back_kernel(g: Tensor, y: Tensor, x: Tensor, taps: Tensor, stride: i
     return kernels.kernel_back(g, y, x, taps, stride)
 
 
+# Multiplications of one agent in a convolution from which on it fills a GPU by itself. BBF's sizes are above it: agents
+# take turns with the library's convolutions, in channels-last order. Below it are those of a fleet of SPR's size: one
+# batched product for all. Expected from the sizes, not yet measured: 2**28 lies between a transition model of 64
+# channels (0.14 * 10^9) and BBF's smallest convolution (0.52 * 10^9), both of 32 samples.
+_FILLS_A_GPU = 2**28
+# Agents whose convolutions are one grouped convolution of the library; 1: each its own. cuDNN's grouped ones were slow
+# at few channels (H200); at 64 and 128 channels that is not yet measured.
+_GROUPED = 1
+
+
+def convolve_same(x: Tensor, weight: Tensor) -> Tensor:
+    """Convolve [B, H, W, C] to [B, H, W, out] by an odd kernel, stride 1, zeros around, without a bias.
+
+    The only place where it is decided how wide networks convolve. The result is of the weight's dtype or float32.
+    """
+    assert x.dim() == weight.dim() == 4
+    kernel = weight.shape[-1]
+    assert kernel % 2 == 1, "an even kernel would need more padding on one side"
+    x = x.to(weight.dtype)
+    if not has_kernels(weight):
+        return ops.convolve(x, weight, padding=kernel // 2)
+    if x[..., 0].numel() * weight.numel() < _FILLS_A_GPU:
+        return ops.shift_and_add(x, weight, 1, kernel // 2)
+    made: Tensor = _convolve_same(x[None], weight[None])
+    return made[0]
+
+
+@torch.library.custom_op("spr::convolve_same", mutates_args=())
+def _convolve_same(x: Tensor, weight: Tensor) -> Tensor:
+    """[S, N, H, W, C] by [S, out, C, k, k] -> [S, N, H, W, out]."""
+    parts = []
+    for one, kernels in zip(x.split(_GROUPED), weight.split(_GROUPED), strict=True):
+        agents, padding = len(one), weight.shape[-1] // 2
+        made = torch.conv2d(_side_by_side(one), kernels.flatten(0, 1), padding=padding, groups=agents)
+        parts.append(_apart(made, agents))
+    return _together(parts)
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """Lay the channels of some agents side by side: [G, N, H, W, C] -> [N, G * C, H, W], channels last in memory."""
+    return x.permute(1, 2, 3, 0, 4).flatten(3).contiguous().permute(0, 3, 1, 2)
+
+
+def _apart(x: Tensor, agents: int) -> Tensor:
+    own: Tensor = x.permute(0, 2, 3, 1).unflatten(3, (agents, -1))
+    return own.permute(3, 0, 1, 2, 4).contiguous()
+
+
+def _together(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]  # of one it would be a copy
+
+
+@_convolve_same.register_fake
+def _(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[1])
+
+
+@torch.library.custom_op("spr::same_back", mutates_args=())
+def _same_back(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of what was convolved."""
+    return _together([_apart(d_x, agents) for agents, d_x, _ in _library_gradients(g, x, weight, (True, False))])
+
+
+@_same_back.register_fake
+def _(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:  # noqa: ARG001
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("spr::same_kernel_back", mutates_args=())
+def _same_kernel_back(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of the kernels."""
+    found = _library_gradients(g, x, weight, (False, True))
+    parts: list[Tensor] = [d_weight.contiguous().unflatten(0, (agents, -1)) for agents, _, d_weight in found]
+    return _together(parts)
+
+
+@_same_kernel_back.register_fake
+def _(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:  # noqa: ARG001
+    return weight.new_empty(weight.shape)
+
+
+def _library_gradients(
+    g: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]
+) -> list[tuple[int, Tensor, Tensor]]:
+    """Return the number of agents, and the wanted ones of their gradients, for each turn."""
+    found, padding = [], weight.shape[-1] // 2
+    for mine, one, kernels in zip(g.split(_GROUPED), x.split(_GROUPED), weight.split(_GROUPED), strict=True):
+        d_x, d_weight, _ = torch.ops.aten.convolution_backward(
+            _side_by_side(mine),
+            _side_by_side(one),
+            kernels.flatten(0, 1),
+            None,
+            [1, 1],
+            [padding, padding],
+            [1, 1],
+            False,
+            [0, 0],
+            len(one),
+            [*wanted, False],
+        )
+        found.append((len(one), d_x, d_weight))
+    return found
+
+
+def _keep_same(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    ctx.save_for_backward(*inputs)
+
+
+def _same_gradient(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+    x, weight = ctx.saved_tensors
+    d_x = _same_back(g, x, weight) if ctx.needs_input_grad[0] else None
+    return d_x, _same_kernel_back(g, x, weight)
+
+
+_convolve_same.register_autograd(_same_gradient, setup_context=_keep_same)
+
+
 def rollout(
     z: Tensor,
     action_bias: Tensor,
@@ -144,6 +261,17 @@ def rollout(
         latents: Tensor = _rollout(*given)[0]
         return latents[0]
     return _step_by_step(z, action_bias, first, bn_weight, bn_bias, second, bias, eps)
+
+
+def rollout_without_norm(z: Tensor, action_bias: Tensor, first: Tensor, second: Tensor, bias: Tensor) -> Tensor:
+    """The same without batch norm, by plain steps for the compiler to fuse, for latents of any size."""
+    assert (z.dim(), action_bias.dim(), first.dim()) == (4, 5, 4)
+    steps = []
+    for added in action_bias:
+        x = F.relu(convolve_same(z, first) + added)
+        z = ops.renormalise(F.relu(convolve_same(x, second) + bias))
+        steps.append(z)
+    return torch.stack(steps)
 
 
 _MOST_PIXELS, _CHANNELS = 64, (16, 32, 64)  # of a latent that one program holds
@@ -322,4 +450,5 @@ KERNELS: dict[Any, Callable[..., Any]] = {
 }
 for _op, _kernel in KERNELS.items():
     _op.register_kernel("cuda", _kernel)
+for _op in (*KERNELS, _convolve_same, _same_back, _same_kernel_back):
     _op.register_vmap(_for_fleets(_op))

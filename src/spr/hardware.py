@@ -144,6 +144,10 @@ def tune(device: torch.device, precision: str) -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "spr" / "compiled"))
         # With bf16, what is still multiplied in float32 (out layers, acting) may use TF32 too.
         torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+        # The library's convolutions, which wide networks use, have settings of their own; some of their ways to sum
+        # would give other bits another time.
+        torch.backends.cudnn.allow_tf32 = precision != "fp32"
+        torch.backends.cudnn.deterministic = True
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -3,7 +3,6 @@
 Single-agent and pure. Shapes: B batch, T targets, A actions, Z atoms, D projection; latents z are [B, H, W, C].
 """
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -115,9 +114,7 @@ class Objective(nn.Module):
             chosen_by, valued_by = self._bootstrap_outputs(z_bootstrap, bootstrap, draws, valid)
             best = online.q_values(chosen_by, valid).argmax(-1)  # [B]
             following = take_action(valued_by, best)  # [B, Z]
-        # Dueling networks' convention: two streams flow back into the encoder, so each counts 1/sqrt(2).
-        flat = z.flatten(1)
-        flat = scale_gradient(flat, 1 / math.sqrt(2)) if online.head.streams == 2 else flat
+        flat = scale_gradient(z.flatten(1), online.head.gradient_scale)
         outputs = online.head(flat, _first(draws.noise), valid)[0]
         predicted = take_action(outputs, batch.actions[:, 0])  # [B, Z]
         value = online.q_values(predicted.detach()).mean()

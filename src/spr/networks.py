@@ -96,15 +96,14 @@ Valid = Tensor | None
 Noise = HeadNoise | tuple[()]  # nothing where the Q-head is not noisy, or acts without noise
 
 
-def observation_shape(config: Config) -> Shape:
-    """Return (height, width, channels) of an observation."""
-    obs = config.observation
-    return obs.height, obs.width, obs.planes
-
-
 def latent_shape(config: Config) -> Shape:
     """Return (height, width, channels) of a latent."""
-    return encoder_shapes(config.network.encoder, observation_shape(config))[-1]
+    return encoder_shapes(*config.encoder_arguments)[-1]
+
+
+def hidden_layers(config: Config) -> int:
+    """Return how many hidden layers of the Q-head lie side by side: those of value and advantage, or one for both."""
+    return 2 if config.network.dueling and not config.network.shared_hidden else 1
 
 
 def outputs_per_action(config: Config) -> int:
@@ -126,7 +125,7 @@ def noise_shapes(config: Config, num_actions: int) -> Noise:
     def layer(inputs: int, outputs: int, streams: int = 1) -> LayerNoise:
         return LayerNoise(torch.empty(streams, inputs, device="meta"), torch.empty(outputs, device="meta"))
 
-    atoms, streams = outputs_per_action(config), 2 if network.dueling else 1
+    atoms, streams = outputs_per_action(config), hidden_layers(config)
     return HeadNoise(
         layer(math.prod(latent_shape(config)), streams * network.hidden, streams),
         layer(network.hidden, atoms) if network.dueling else (),
@@ -137,12 +136,12 @@ def noise_shapes(config: Config, num_actions: int) -> Noise:
 class TransitionModel(nn.Module):
     """h: (latents [B, H, W, C], actions as a bias [K, B, H, W, C]) -> predicted latents [K, B, H, W, C]."""
 
-    def __init__(self, latent: Shape, num_actions: int) -> None:
+    def __init__(self, latent: Shape, num_actions: int, batch_norm: bool = True) -> None:
         super().__init__()
         self.latent = latent
         channels = latent[-1]
         self.conv1 = Convolution(channels + num_actions, channels, 3)
-        self.bn = nn.BatchNorm2d(channels, track_running_stats=False)
+        self.bn = nn.BatchNorm2d(channels, track_running_stats=False) if batch_norm else None
         self.conv2 = Convolution(channels, channels, 3)
 
     def action_bias(self, action: Tensor) -> Tensor:
@@ -157,6 +156,8 @@ class TransitionModel(nn.Module):
     def forward(self, z: Tensor, action_bias: Tensor) -> Tensor:
         """Predict K steps, each from the last, given what `action_bias` makes of the actions, [K, B, H, W, C]."""
         first, bn, second = self.conv1.weight[:, : self.latent[-1]], self.bn, self.conv2
+        if bn is None:
+            return fused.rollout_without_norm(z, action_bias, first, second.weight, second.bias)
         return fused.rollout(z, action_bias, first, bn.weight, bn.bias, second.weight, second.bias, bn.eps)
 
 
@@ -169,6 +170,7 @@ class NoisyLinear(nn.Module):
         Without a sigma it is a plain linear layer, which has the same initialisation.
         """
         super().__init__()
+        self.streams = streams
         bound = 1 / math.sqrt(inputs)
         self.weight = nn.Parameter(torch.empty(outputs, inputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound))
@@ -219,15 +221,21 @@ def _signed_root(e: Tensor) -> Tensor:
 
 
 class QHead(nn.Module):
-    """Q-head: flat latents [B, L] -> outputs [B, A, Z], in dueling streams or one; its hidden layer projects."""
+    """Q-head: flat latents [B, L] -> outputs [B, A, Z], in dueling streams or one; its hidden layer projects.
+
+    Dueling streams have a hidden layer each, or share one.
+    """
 
     def __init__(self, config: Config, num_actions: int) -> None:
         super().__init__()
         network = config.network
         self.num_actions, self.atoms = num_actions, outputs_per_action(config)
-        self.streams = 2 if network.dueling else 1  # value and advantage, in this order
+        self.dueling, self.streams = network.dueling, hidden_layers(config)  # of value and advantage, in this order
+        self.width = self.streams * network.hidden  # of a projection
+        # Dueling networks' convention: two streams flow back into the encoder, so each counts 1/sqrt(2).
+        self.gradient_scale = 1 / math.sqrt(self.streams)
         sigma = network.noisy_sigma0 if network.noisy else None
-        self.hidden = NoisyLinear(math.prod(latent_shape(config)), self.streams * network.hidden, sigma, self.streams)
+        self.hidden = NoisyLinear(math.prod(latent_shape(config)), self.width, sigma, self.streams)
         if network.dueling:
             self.value = NoisyLinear(network.hidden, self.atoms, sigma)
         self.advantage = NoisyLinear(network.hidden, num_actions * self.atoms, sigma)
@@ -235,23 +243,24 @@ class QHead(nn.Module):
     def forward(self, z: Tensor, noise: Noise, valid: Valid = None) -> Tensor:
         """Return the outputs [G, B, A, Z] of every action under G draws of noise, or [1, B, A, Z] without any."""
         if not noise:
-            *value, advantage = F.relu(self.project(z)).chunk(self.streams, -1)
-            return self._joined([self.value.mean(v) for v in value], self.advantage.mean(advantage), valid)[None]
-        *value, advantage = F.relu(self.hidden.factorised(z, noise.hidden)).chunk(self.streams, -1)
-        values = [self.value(v, noise.value) for v in value]
-        return self._joined(values, self.advantage(advantage, noise.advantage), valid)
+            hidden = F.relu(self.project(z)).chunk(self.streams, -1)
+            value = self.value.mean(hidden[0]) if self.dueling else None
+            return self._joined(value, self.advantage.mean(hidden[-1]), valid)[None]
+        hidden = F.relu(self.hidden.factorised(z, noise.hidden)).chunk(self.streams, -1)
+        value = self.value(hidden[0], noise.value) if self.dueling else None
+        return self._joined(value, self.advantage(hidden[-1], noise.advantage), valid)
 
-    def _joined(self, value: list[Tensor], advantage: Tensor, valid: Valid) -> Tensor:
+    def _joined(self, value: Tensor | None, advantage: Tensor, valid: Valid) -> Tensor:
         advantage = advantage.unflatten(-1, (self.num_actions, self.atoms))
-        if not value:
+        if value is None:
             return advantage
         if valid is None:
-            return value[0][..., None, :] + advantage - advantage.mean(-2, keepdim=True)
+            return value[..., None, :] + advantage - advantage.mean(-2, keepdim=True)
         own = torch.where(valid[:, None], advantage, 0)
-        return value[0][..., None, :] + advantage - own.sum(-2, keepdim=True) / valid.sum()
+        return value[..., None, :] + advantage - own.sum(-2, keepdim=True) / valid.sum()
 
     def project(self, z: Tensor) -> Tensor:
-        """g: flat latents [B, L] -> projections [B, streams * hidden], by the mean weights, without ReLU."""
+        """g: flat latents [B, L] -> projections [B, width], by the mean weights, without ReLU."""
         return self.hidden.mean(z)
 
 
@@ -283,16 +292,17 @@ class Networks(nn.Module):
         latent = latent_shape(config)
         self.categorical = config.learner.rl_loss == "categorical"
         self.projection = network.projection
-        self.encoder = make_encoder(network.encoder, observation_shape(config))
+        self.encoder = make_encoder(*config.encoder_arguments)
         self.head = QHead(config, num_actions)
         if config.has_model:
-            self.transition = TransitionModel(latent, num_actions)
+            self.transition = TransitionModel(latent, num_actions, network.batch_norm)
         if config.target_offsets and network.projection == "mlp":
             self.mlp = MLP(math.prod(latent))
             self.predictor = nn.Linear(_PROJECTED, _PROJECTED, bias=False)  # CURL's bilinear form
         if config.target_offsets and network.projection == "head":
-            size = self.head.streams * network.hidden
-            self.predictor = nn.Linear(size, size)
+            self.predictor = nn.Linear(self.head.width, self.head.width)
+        if network.initialisation == "xavier":
+            draw_xavier(self)
         # A constant, kept out of the state: every agent of a fleet shares it. Not on the meta device, where networks
         # without weights are made.
         self.register_buffer(
@@ -308,7 +318,7 @@ class Networks(nn.Module):
 
         head = self.head
         declare(_OUT, head.advantage.parameters())
-        if head.streams == 2:
+        if head.dueling:
             declare(_OUT, head.value.parameters())
         declare(_SIGMA, head.hidden.sigma_parameters())
         declare(_ENCODER, head.hidden.mean_parameters())
@@ -357,6 +367,23 @@ class Networks(nn.Module):
         if hasattr(self, "transition"):
             found[id(self.transition.conv1.weight)] = ActionDim(1, 1)
         return {name: found[id(parameter)] for name, parameter in self.named_parameters() if id(parameter) in found}
+
+
+@torch.no_grad()
+def draw_xavier(networks: nn.Module) -> None:
+    """Draw all kernels anew, uniform in +-sqrt(6 / (fan in + fan out)) (Glorot and Bengio 2010); their biases are 0.
+
+    What is no kernel stays: the scales of noise, and normalisation. Layers that lie side by side are drawn each by its
+    own fans.
+    """
+    for module in networks.modules():
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        if weight is None or weight.dim() < 2:
+            continue
+        for layer in weight.chunk(module.streams if isinstance(module, NoisyLinear) else 1):
+            nn.init.xavier_uniform_(layer)
+        if bias is not None:
+            bias.zero_()
 
 
 def expected_value(probabilities: Tensor, support: Tensor) -> Tensor:

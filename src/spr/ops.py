@@ -4,6 +4,7 @@
 |---|---|
 | `linear` | `F.linear` |
 | `convolve`, `shift_and_add` | `F.conv2d` |
+| `pad_same`, `max_pool_same` | a loop over windows, by TensorFlow's rule |
 | `convolved_one_hot` | `F.conv2d` over one constant plane per class |
 | `batch_norm` | `F.batch_norm` with batch statistics |
 | `take_action` | `Tensor.gather` |
@@ -24,6 +25,8 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
     """Return x unchanged, with its gradient multiplied by factor."""
+    if factor == 1:
+        return x
     return x * factor + x.detach() * (1 - factor)
 
 
@@ -82,6 +85,33 @@ def shift_and_add(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tenso
             F.pad(at_least_fp32(partial[:, :, j : j + out_width, j]), (0, 0, 0, 0, above, below)) for j in range(right)
         ]
     return sum(partials[1:], partials[0])
+
+
+def same_padding(length: int, kernel: int, stride: int) -> tuple[int, int]:
+    """Return how many pixels TensorFlow's SAME adds before and after a side, so that ceil(length / stride) come out.
+
+    An odd one goes to the end, which the library's own padding, the same on both sides, can't do.
+    """
+    outputs = -(-length // stride)
+    added = max((outputs - 1) * stride + kernel - length, 0)
+    return added // 2, added - added // 2
+
+
+def pad_same(x: Tensor, kernel: int, stride: int) -> Tensor:
+    """Add zeros around [B, H, W, C], as much as TensorFlow's SAME would before a convolution."""
+    down, right = (same_padding(side, kernel, stride) for side in x.shape[1:3])
+    return F.pad(x, (0, 0, *right, *down))
+
+
+def max_pool_same(x: Tensor) -> Tensor:
+    """Take the maximum of 3x3 windows, 2 apart, with TensorFlow's SAME: half of [B, H, W, C] each way, rounded up.
+
+    At an even size it pads one pixel at the end only, at an odd size one on both sides, and with -inf. The library does
+    the former by windows that reach beyond the end, so nothing is copied.
+    """
+    assert x.dim() == 4
+    before = [same_padding(side, 3, 2)[0] for side in x.shape[1:3]]
+    return F.max_pool2d(x.permute(0, 3, 1, 2), 3, 2, before, ceil_mode=True).permute(0, 2, 3, 1)
 
 
 def transition(

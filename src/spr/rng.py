@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from spr.augment import AugmentParams, augment_params, views_of, whole_number
 from spr.config import Config
 from spr.encoders import encoder_shapes
-from spr.networks import Noise, noise_shapes, observation_shape
+from spr.networks import Noise, noise_shapes
 
 
 class Draws(NamedTuple):
@@ -99,7 +99,7 @@ class RngStreams:
         self._own_actions = torch.tensor(own, device=device)[:, None]  # [S, 1]
         self._noise_shapes, self._noise_tree = pytree.tree_flatten(noise_shapes(config, num_actions))
         self._noise_size = sum(size.numel() for size in self._noise_shapes)
-        shapes = encoder_shapes(config.network.encoder, observation_shape(config))
+        shapes = encoder_shapes(*config.encoder_arguments)
         self._dropout_shapes = shapes if config.network.dropout else ()
         self._corner = 2 if config.augment.crop_margin else 0  # numbers per view that place its crop
         self._explores = max(config.schedule.epsilon_start, config.schedule.epsilon_end) > 0
