@@ -43,7 +43,7 @@ def test_an_update_and_an_acting_step_are_whole_graphs(preset):
     act_step._select, updates._note_raw = whole(act_step._select), whole(updates._note_raw)
     for _ in range(2):
         for one in (eager_updates, updates):
-            one.beta.fill_(0.4)
+            one.rates.beta.fill_(0.4)
             one()
         for one in (eager_step, act_step):
             one.act_async(greedy=True)

@@ -44,9 +44,9 @@ def learn(fleet, updates, count, plainly=False):
     """Make updates with a beta that rises; compiled and captured, or as the CPU would."""
     plain = plain_learner(fleet) if plainly else None
     for i in range(count):
-        updates.beta.fill_(0.4 + 0.03 * i)
+        updates.rates.beta.fill_(0.4 + 0.03 * i)
         if plain is not None:
-            plain.update(fleet.state, fleet.replay, fleet.rng, fleet.rng.sample_raw(), updates.beta)
+            plain.update(fleet.state, fleet.replay, fleet.rng, fleet.rng.sample_raw(), updates.rates)
         else:
             updates()
 
@@ -106,7 +106,7 @@ def test_nothing_that_changes_is_frozen_in_the_graph(three):
             for agent, place in enumerate(places):
                 rng.restore(agent, place)
         updates.means()
-        updates.beta.fill_(beta)
+        updates.rates.beta.fill_(beta)
         updates()
         return updates.means()["loss"], state.weights.clone()
 
@@ -130,7 +130,7 @@ def test_a_fault_stops_one_agent_of_a_captured_fleet():
     poisoned.state.weights[1, 100] = torch.inf
     before, priority = poisoned.state.weights[1].clone(), poisoned.replay.priority[1].clone()
     for i in range(6, 12):
-        updates.beta.fill_(0.4 + 0.03 * i)
+        updates.rates.beta.fill_(0.4 + 0.03 * i)
         updates()
     assert poisoned.state.diverged.tolist() == [False, True, False]
     assert torch.equal(poisoned.state.weights[1], before)
@@ -199,7 +199,7 @@ def test_an_evaluation_is_played_as_on_a_cpu():
 @pytest.mark.parametrize("preset", ["spr", "spr_noaug"])
 def test_two_thousand_updates_in_bf16_stay_finite(preset):
     fleet, updates = filled([0, 1], torch.bfloat16, {"schedule.learning_starts": 300}, preset)
-    updates.beta.fill_(0.4)
+    updates.rates.beta.fill_(0.4)
     for _ in range(2_000):
         updates()
     assert fleet.state.weights.isfinite().all()

@@ -93,7 +93,7 @@ def test_the_norms_are_those_of_encoder_and_head_and_of_the_model():
     kept = []
     compute = world.learner.gradients
     world.learner.gradients = lambda *args: (kept.append(compute(*args)), kept[0])[1]  # type: ignore[method-assign]
-    found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), torch.tensor(0.4))
+    found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates)
     grads = world.learner.layout.views(kept[0][0])
     for norm, beginnings in {"norm_agent": ("encoder.", "head."), "norm_model": ("transition.",)}.items():
         squares = sum(grad.flatten(1).square().sum(1) for name, grad in grads.items() if name.startswith(beginnings))
@@ -105,7 +105,7 @@ def test_the_step_is_adam_of_the_paper():
     expected = world.state.weights.clone()
     m, v = torch.zeros_like(expected), torch.zeros_like(expected)
     for count in range(1, 4):
-        found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), torch.tensor(0.4))
+        found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates)
         world.learner.step(world.state, found.grads, found.norms)
         grads = found.grads  # clipped by now
         m = 0.9 * m + 0.1 * grads

@@ -67,7 +67,7 @@ def test_the_rl_target_values_the_bootstrap():
 
 
 def one_agents_loss(world):
-    draws, config = world.draws(), world.learner._config
+    draws, config = world.draws(), world.learner.config
     batch = world.replay.sample(draws.sample, torch.tensor(0.4))
     obs = random_views(config, config.replay.batch_size)
     one = [tree_map(lambda t: t[0], struct) for struct in (batch, obs, draws)]

@@ -66,7 +66,13 @@ class ReplayConfig:
     )
     batch_size: int = declare.value(32, 2, 65_536, "Sequences in a batch.")
     n_step: int = declare.value(10, 1, 1_000, "Length of the multi-step return.")
+    n_step_end: int = declare.value(
+        0, 0, 1_000, "Its length after schedule.anneal_updates, reached along an exponential; 0: it stays."
+    )
     gamma: float = declare.value(0.99, 0, 1, "Discount per step.")
+    gamma_end: float = declare.value(
+        0.0, 0, 1, "Discount after schedule.anneal_updates, whose distance from 1 changes exponentially; 0: it stays."
+    )
     ends: str = declare.choice(
         "all",
         lambda: ENDS,
@@ -108,6 +114,9 @@ class LearnerConfig:
     )
     stop_gradient: bool = declare.flag(True, "Whether targets are constants; off, gradients flow into them.")
     learning_rate: float = declare.value(1e-4, 0, 10, "Adam's learning rate.")
+    learning_rate_end: float = declare.value(
+        0.0, 0, 10, "Learning rate after schedule.anneal_updates, reached along an exponential; 0: it stays."
+    )
     adam_beta1: float = declare.value(0.9, 0, 0.999999, "Adam's decay of the first moment.")
     adam_beta2: float = declare.value(0.999, 0, 0.999999, "Adam's decay of the second moment.")
     adam_eps: float = declare.value(1.5e-4, 0, 1, "Adam's epsilon.")
@@ -125,6 +134,12 @@ class ScheduleConfig:
         2_000, 1, 1_000_000_000, "Environment steps, with uniformly random actions, before learning starts."
     )
     updates_per_step: int = declare.value(2, 0, 1_000, "Updates after every environment step from then on.")
+    anneal_updates: int = declare.value(
+        0,
+        0,
+        1_000_000_000,
+        "Updates, from the start and from each reset, until values with an end reach it; 0: none.",
+    )
     epsilon_start: float = declare.value(0.0, 0, 1, "Probability of a random action when learning starts.")
     epsilon_end: float = declare.value(
         0.0, 0, 1, "Probability of a random action at the end of its fall, and from then on."
@@ -165,6 +180,7 @@ class Config:
         for entry in fields():
             _check_range(entry, self.value(entry.name))
         self._check_parts()
+        self._check_schedules()
         if self.network.v_min >= self.network.v_max:
             raise UserError("network.v_min must be smaller than network.v_max")
         if self.schedule.steps <= self.schedule.learning_starts:
@@ -200,6 +216,22 @@ class Config:
         if not self.augment.rl and learner.aux_weight > 0 and self.has_model:
             raise UserError("augment.rl=false is for losses between views of one state: set learner.depth=0")
 
+    def _check_schedules(self) -> None:
+        replay, learner = self.replay, self.learner
+        ends = {
+            "replay.n_step_end": replay.n_step_end,
+            "replay.gamma_end": replay.gamma_end,
+            "learner.learning_rate_end": learner.learning_rate_end,
+        }
+        for name in [name for name, end in ends.items() if end and not self.schedule.anneal_updates]:
+            raise UserError(f"{name} needs updates to get there: set schedule.anneal_updates, such as 10000")
+        if replay.n_step_end and replay.ends == "first":
+            raise UserError("replay.ends=first is for one length of return: set replay.n_step_end=0")
+        if replay.gamma_end and max(replay.gamma, replay.gamma_end) == 1:
+            raise UserError("a discount that changes must stay below 1: set replay.gamma and replay.gamma_end so")
+        if learner.learning_rate_end and not learner.learning_rate:
+            raise UserError("learner.learning_rate_end needs a start: set learner.learning_rate above 0")
+
     @property
     def has_model(self) -> bool:
         """Whether there is a transition model."""
@@ -215,7 +247,17 @@ class Config:
     @property
     def horizon(self) -> int:
         """Steps after its start that a sampled sequence reaches: the bootstrap or the deepest prediction."""
-        return max(self.replay.n_step, *self.target_offsets, 1)
+        return max(self.longest_return, *self.target_offsets, 1)
+
+    @property
+    def longest_return(self) -> int:
+        """The largest n of the multi-step return, where that changes: what a sequence must reach at any time."""
+        return max(self.replay.n_step, self.replay.n_step_end)
+
+    @property
+    def return_changes(self) -> bool:
+        """Whether the length or the discount of the multi-step return changes while learning."""
+        return bool(self.replay.n_step_end or self.replay.gamma_end)
 
     @property
     def weights(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from spr.environment import Step, seeds_for
 from spr.errors import EnvironmentFault, UserError
 from spr.fleet import Fleet
 from spr.learner import UpdateRunner
-from spr.schedules import beta_at, epsilon_at
+from spr.schedules import epsilon_at, fill
 
 _RECENT = 10  # games over which the score shown while training is averaged
 _ROWS = 100  # rows of metrics in a whole run, unless asked for others
@@ -78,7 +78,7 @@ class Training:
             learning = step >= schedule.learning_starts
             if step == schedule.learning_starts and not fleet.replay.can_sample():
                 raise UserError(
-                    f"no sequence of {config.replay.n_step} steps without a time limit in the first {step:,} steps: "
+                    f"no sequence of {config.longest_return} steps without a time limit in the first {step:,} steps: "
                     "set a smaller replay.n_step, or give the environment a longer limit"
                 )
             act.epsilon.fill_(epsilon_at(config, step))
@@ -86,8 +86,8 @@ class Training:
             # Learning needs the frame of this step but not its reward (see Replay.begin_step): a GPU learns while the
             # host waits for the actions and the environments step, and nothing is reordered by that.
             if learning:
-                update.beta.fill_(beta_at(config, step))
-                for _ in range(schedule.updates_per_step):
+                for number in range(schedule.updates_per_step):
+                    fill(update.rates, config, step, number)
                     update()
             actions, diverged = act.act_wait()
             new = self._found_diverged(diverged, step)
