@@ -115,6 +115,45 @@ def test_the_step_is_adam_of_the_paper():
     torch.testing.assert_close(world.state.weights, expected, rtol=1e-5, atol=1e-7)
 
 
+def test_the_step_with_decay_is_adamw_on_everything_but_vectors():
+    world = World(small(**{"learner.weight_decay": 0.1, "learner.learning_rate": 1e-2}), [0])
+    params = {name: torch.nn.Parameter(p[0].clone()) for name, p in world.state.params.items()}
+    decayed = [p for p in params.values() if p.dim() > 1]
+    vectors = [p for p in params.values() if p.dim() == 1]
+    assert decayed
+    assert vectors
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=1e-2, eps=1.5e-4)
+    for _ in range(3):
+        found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates)
+        world.learner.step(world.state, found.grads, found.norms)
+        for name, grad in world.learner.layout.views(found.grads).items():  # clipped by now
+            params[name].grad = grad[0].clone()
+        adamw.step()
+    for name, p in world.state.params.items():
+        torch.testing.assert_close(p[0], params[name].detach(), rtol=1e-5, atol=1e-7)
+
+
+def test_decay_leaves_a_diverged_agent_as_it_was():
+    world = World(small(**{"learner.weight_decay": 0.1}), [0, 1])
+    before = world.state.weights.clone()
+    world.state.diverged[1] = True
+    world.update()
+    assert torch.equal(world.state.weights[1], before[1])
+    assert not torch.equal(world.state.weights[0], before[0])
+
+
+def test_without_a_norm_nothing_is_clipped_and_norms_are_still_told():
+    world = World(small(**{"learner.max_grad_norm": 0.0}), [0])
+    grads = torch.full((1, world.learner.layout.size), 3.0)
+    world.learner.step(world.state, grads, {"agent": torch.tensor([1e4]), "model": torch.tensor([1e4])})
+    assert (grads == 3).all()
+    assert torch.equal(world.state.first_moment, torch.full_like(grads, 0.1 * 3))
+    metrics = world.update()
+    assert metrics["norm_agent"] > 0
+    assert metrics["norm_model"] > 0
+
+
 def test_targets_are_a_moving_average_after_the_step():
     world = World(small("spr_noaug", **{"learner.ema_decay": 0.75}), [0])
 
@@ -153,6 +192,17 @@ def test_priorities_are_the_root_of_the_divergence():
         largest[slot] = max(largest.get(slot, 0), divergence)
     for slot, divergence in largest.items():
         assert world.replay.priority[0, slot].item() == pytest.approx(divergence**0.5, rel=1e-5)
+
+
+def test_priorities_may_be_the_root_of_the_cross_entropy():
+    world = World(small(**{"replay.priority": "cross_entropy"}), [0])
+    draws = world.draws()
+    batch, views = world.learner.look(world.replay, draws, world.rates)
+    _, _, output = world.learner.gradients(world.state, batch, views, draws)
+    assert torch.equal(output.raw_priority, output.losses["rl"])
+    kl = World(small(), [0])
+    _, _, usual = kl.learner.gradients(kl.state, batch, views, draws)
+    assert (usual.raw_priority < output.raw_priority).all()  # less the target's entropy
 
 
 def test_a_perfect_prediction_keeps_a_small_priority():

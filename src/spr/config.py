@@ -15,6 +15,7 @@ from spr.errors import UserError, did_you_mean
 PROJECTIONS = ("head", "mlp", "none")
 RL_LOSSES = ("categorical", "huber")
 ENDS = ("all", "first")
+PRIORITIES = ("kl", "cross_entropy")
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,13 @@ class ReplayConfig:
         lambda: ENDS,
         "Which ends within n steps cut the bootstrap: all, or only that of the first one (released code).",
     )
+    priority: str = declare.choice(
+        "kl",
+        lambda: PRIORITIES,
+        "How far apart prediction and target are, for a priority: KL divergence, or cross-entropy (JAX code).",
+    )
     priority_exponent: float = declare.value(
-        0.5, 0, 10, "Exponent that turns a transition's KL divergence into its priority."
+        0.5, 0, 10, "Exponent that turns that into a transition's priority; 0 makes all equal, which is uniform replay."
     )
     beta_start: float = declare.value(0.4, 0, 1, "Importance-correction exponent when learning starts.")
     beta_end: float = declare.value(1.0, 0, 1, "Importance-correction exponent at the last step.")
@@ -120,8 +126,11 @@ class LearnerConfig:
     adam_beta1: float = declare.value(0.9, 0, 0.999999, "Adam's decay of the first moment.")
     adam_beta2: float = declare.value(0.999, 0, 0.999999, "Adam's decay of the second moment.")
     adam_eps: float = declare.value(1.5e-4, 0, 1, "Adam's epsilon.")
+    weight_decay: float = declare.value(
+        0.0, 0, 10, "AdamW's decay per update, times the learning rate, of weights that are not vectors; 0: Adam."
+    )
     max_grad_norm: float = declare.value(
-        10.0, 1e-9, 1e9, "Gradients are clipped to this norm: of encoder and Q-head together, and of the model."
+        10.0, 0, 1e9, "Gradients are clipped to this norm: of encoder and Q-head together, and of the model; 0: not."
     )
 
 
@@ -202,6 +211,10 @@ class Config:
             raise UserError("learner.uniformity_weight needs a representation: set learner.aux_weight above 0")
         if not learner.stop_gradient and learner.ema_decay > 0:
             raise UserError("learner.stop_gradient=false needs targets of the online encoder: set learner.ema_decay=0")
+        if learner.rl_loss == "huber" and self.replay.priority != "kl":
+            raise UserError(
+                "replay.priority is of return distributions: set replay.priority=kl for learner.rl_loss=huber"
+            )
         obs = self.observation
         encoder_shapes(self.network.encoder, (obs.height, obs.width, obs.planes))  # refuses what is too small for it
         if self.augment.crop_margin > 2 * self.augment.shift:

@@ -104,6 +104,9 @@ class Learner:
         clips = {group.clip for group in self.layout.groups.values()} - {None}
         self._clipped = {name: self.layout.columns(_clipped_as(name)) for name in CLIPS if name in clips}
         self._unclipped = self.layout.columns(_clipped_as(None))
+        # AdamW's decay is for what is multiplied: biases, and scales of normalisation, stay. [P]
+        decays = self.layout.one_number_each(lambda _, shape: float(len(shape) > 1)).to(device, dtype)
+        self._decays = decays if config.learner.weight_decay > 0 else None
         self._cut_draws = fuse(RngStreams.draws, device)
         self._look = fuse(self.look, device)
         self._losses = fuse(self.losses, device)
@@ -207,8 +210,9 @@ class Learner:
         """
         learner, healthy = self.config.learner, ~state.diverged[:, None]
         # clip
-        scales = {name: (learner.max_grad_norm / (norm + 1e-6)).clamp(max=1)[:, None] for name, norm in norms.items()}
-        grads = self._scaled(grads, scales)
+        if (most := learner.max_grad_norm) > 0:
+            scales = {name: (most / (norm + 1e-6)).clamp(max=1)[:, None] for name, norm in norms.items()}
+            grads = self._scaled(grads, scales)
         # Adam
         self._adam(state, grads, healthy, learner.learning_rate if learning_rate is None else learning_rate)
         # targets: theta_m <- decay * theta_m + (1 - decay) * theta_o; the RL target is copied once a period
@@ -266,6 +270,8 @@ class Learner:
         guarded = not self._fused or bool(state.diverged.any())
         rows = (state.weights, state.first_moment, state.second_moment)
         before = [row.clone() for row in rows] if guarded else []
+        if self._decays is not None:
+            state.weights.mul_(1 - learning_rate * learner.weight_decay * self._decays)
         adam(
             [state.weights],
             [grads],

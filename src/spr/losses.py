@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from spr.augment import Views, places_of
 from spr.aux_losses import aux_loss, cosine, uniformity, unit
-from spr.config import Config
+from spr.config import PRIORITIES, Config
 from spr.networks import Networks, Noise, Valid
 from spr.ops import scale_gradient, take_action
 from spr.replay import Batch
@@ -54,6 +54,10 @@ def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
     return (floored * (floored.log() - logits.log_softmax(-1))).sum(-1)
 
 
+# By the name that a configuration gives: how far apart a target and a prediction are, for a priority.
+_DISTANCES = dict(zip(PRIORITIES, (kl_divergence, cross_entropy), strict=True))
+
+
 def spread(x: Tensor) -> Tensor:
     """Return 1 - |mean of unit vectors|^2 over [B, D]: 0 when all point one way, that is when they have collapsed."""
     assert x.dim() == 2
@@ -75,6 +79,7 @@ class Objective(nn.Module):
         self.online, self.ema, self.target = online, ema, target
         self.config = config
         self.places = places_of(config)
+        self.distance = _DISTANCES[config.replay.priority]
         self.aux_loss = aux_loss(config.learner.aux_loss) if config.target_offsets else None
 
     def forward(self, batch: Batch, views: Views, draws: Draws, valid: Valid = None) -> LossOutput:
@@ -128,7 +133,7 @@ class Objective(nn.Module):
         with torch.no_grad():
             support = online.support
             target = project_distribution(returns + discount * support, following.softmax(-1), support)
-        return cross_entropy(target, predicted), kl_divergence(target, predicted.detach()), value
+        return cross_entropy(target, predicted), self.distance(target, predicted.detach()), value
 
     def _bootstrap_outputs(self, z: Tensor, obs: Tensor, draws: Draws, valid: Valid) -> tuple[Tensor, Tensor]:
         """Return the outputs [B, A, Z] at the bootstrap that choose the action, and those that value it."""
