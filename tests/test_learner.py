@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 from spr.augment import Views
 from spr.config import Config
 from spr.learner import Learner
+from spr.losses import cross_entropy, project_distribution
 from spr.methods import preset_config
 from spr.networks import Networks, crop_actions, pad_actions
 from spr.rng import RngStreams
@@ -172,6 +173,69 @@ def test_targets_are_a_moving_average_after_the_step():
 
 def test_a_decay_of_zero_keeps_no_copy_because_the_target_is_the_online_network():
     assert World(small("spr"), [0]).state.ema.numel() == 0
+
+
+@pytest.mark.parametrize("preset", ["spr", "rainbow"])
+def test_the_average_is_of_all_weights_after_the_step_and_acts(preset):
+    world = World(small(preset, **{"learner.average": 0.75}), [0, 1], torch.float64)
+    state = world.state
+    start = state.weights.clone()
+    assert torch.equal(state.target, start)
+    world.update()
+    torch.testing.assert_close(state.target, 0.75 * start + 0.25 * state.weights, rtol=0, atol=1e-12)
+    once, state.diverged[1] = state.target.clone(), True
+    world.update()
+    torch.testing.assert_close(state.target[0], 0.75 * once[0] + 0.25 * state.weights[0], rtol=0, atol=1e-12)
+    assert torch.equal(state.target[1], once[1])
+    assert state.acting.keys() == state.params.keys()
+    assert all(torch.equal(p, world.learner.layout.views(state.target)[name]) for name, p in state.acting.items())
+    plain = World(small(preset), [0]).state
+    assert all(torch.equal(p, plain.params[name]) for name, p in plain.acting.items())
+
+
+def test_an_average_that_equals_the_weights_changes_no_loss():
+    """It stands where the online network is its own target: same latents, same values, same projections."""
+    quiet = {"network.noisy": False}
+    plain, averaged = World(small(**quiet), [0]), World(small(**quiet, **{"learner.average": 0.9}), [0])
+    draws = plain.draws()
+    batch, views = plain.learner.look(plain.replay, draws, plain.rates)
+    one, other = (w.learner.gradients(w.state, batch, views, draws) for w in (plain, averaged))
+    torch.testing.assert_close(other[0], one[0])
+    for name, loss in one[2].losses.items():
+        torch.testing.assert_close(other[2].losses[name], loss)
+
+
+def test_the_average_values_the_bootstrap_and_gives_the_targets():
+    """By hand: actions by the online network, their values and the targets of SPR by the average."""
+    config = small(**{"network.noisy": False, "learner.average": 0.9})
+    world = World(config, [0])
+    noise = torch.randn(world.state.target.shape, generator=torch.Generator().manual_seed(0))
+    world.state.target.add_(0.02 * noise)
+    draws = world.draws()
+    batch, views = world.learner.look(world.replay, draws, world.rates)
+    grads, _, output = world.learner.gradients(world.state, batch, views, draws)
+    online, average = Networks(config, ACTIONS), Networks(config, ACTIONS)
+    online.load_state_dict({name: p[0] for name, p in world.state.params.items()})
+    average.load_state_dict({name: p[0] for name, p in world.state.acting.items()})
+    obs, (*targets, bootstrap) = views.with_grad[0, 0], views.without_grad[0]
+    with torch.no_grad():
+        best = online(bootstrap).argmax(-1)
+        rows = torch.arange(len(best))
+        following = average.head(average.encoder(bootstrap).flatten(1), ())[0][rows, best].softmax(-1)
+        atoms = batch.returns[0][:, None] + batch.discount[0][:, None] * online.support
+        target = project_distribution(atoms, following, online.support)
+        z = online.encoder(obs)
+        predicted = online.head(z.flatten(1), ())[0][rows, batch.actions[0, :, 0]]
+        torch.testing.assert_close(output.losses["rl"][0], cross_entropy(target, predicted))
+        actions = batch.actions[0].T
+        bias = online.transition.action_bias(actions.flatten()).unflatten(0, actions.shape)
+        spr = 0
+        for k, latent in enumerate(online.transition(z, bias)):
+            y = online.predict(online.project(latent.flatten(1)))
+            t = average.project(average.encoder(targets[k]).flatten(1))
+            spr = spr - torch.cosine_similarity(y, t) * batch.mask[0, :, k]
+    torch.testing.assert_close(output.losses["spr"][0], spr)
+    assert grads.isfinite().all()
 
 
 def test_priorities_are_the_root_of_the_divergence():

@@ -118,6 +118,13 @@ class LearnerConfig:
     ema_decay: float = declare.value(
         0.0, 0, 1, "The paper's tau: share of its old weights that the target encoder keeps; 0: the online encoder."
     )
+    average: float = declare.value(
+        0.0,
+        0,
+        1,
+        "Share of its old weights that an average of all weights keeps per update: it values the bootstrap, gives the "
+        "auxiliary loss its targets, acts and is judged; 0: there is none.",
+    )
     stop_gradient: bool = declare.flag(True, "Whether targets are constants; off, gradients flow into them.")
     learning_rate: float = declare.value(1e-4, 0, 10, "Adam's learning rate.")
     learning_rate_end: float = declare.value(
@@ -189,6 +196,7 @@ class Config:
         for entry in fields():
             _check_range(entry, self.value(entry.name))
         self._check_parts()
+        self._check_targets()
         self._check_schedules()
         if self.network.v_min >= self.network.v_max:
             raise UserError("network.v_min must be smaller than network.v_max")
@@ -209,12 +217,6 @@ class Config:
             raise UserError("learner.depth above 1 needs a transition model: set learner.model=true, or a depth of 1")
         if learner.uniformity_weight > 0 and learner.aux_weight == 0:
             raise UserError("learner.uniformity_weight needs a representation: set learner.aux_weight above 0")
-        if not learner.stop_gradient and learner.ema_decay > 0:
-            raise UserError("learner.stop_gradient=false needs targets of the online encoder: set learner.ema_decay=0")
-        if learner.rl_loss == "huber" and self.replay.priority != "kl":
-            raise UserError(
-                "replay.priority is of return distributions: set replay.priority=kl for learner.rl_loss=huber"
-            )
         obs = self.observation
         encoder_shapes(self.network.encoder, (obs.height, obs.width, obs.planes))  # refuses what is too small for it
         if self.augment.crop_margin > 2 * self.augment.shift:
@@ -228,6 +230,21 @@ class Config:
                 raise UserError(f"augment.{name} must be smaller than a frame's side, {side} pixels")
         if not self.augment.rl and learner.aux_weight > 0 and self.has_model:
             raise UserError("augment.rl=false is for losses between views of one state: set learner.depth=0")
+
+    def _check_targets(self) -> None:
+        learner = self.learner
+        for name in ("ema_decay", "average"):
+            if not learner.stop_gradient and getattr(learner, name) > 0:
+                raise UserError(
+                    f"learner.stop_gradient=false needs targets of the online encoder: set learner.{name}=0"
+                )
+        for name, none in (("ema_decay", 0), ("target_period", 1)):
+            if learner.average > 0 and getattr(learner, name) != none:
+                raise UserError(f"learner.average is the target of every loss: set learner.{name}={none}")
+        if learner.rl_loss == "huber" and self.replay.priority != "kl":
+            raise UserError(
+                "replay.priority is of return distributions: set replay.priority=kl for learner.rl_loss=huber"
+            )
 
     def _check_schedules(self) -> None:
         replay, learner = self.replay, self.learner

@@ -31,6 +31,10 @@ def _acts(group: Group) -> bool:
     return group.acts
 
 
+def _all(_: Group) -> bool:
+    return True
+
+
 def _in_ema(group: Group) -> bool:
     return group.in_ema
 
@@ -46,17 +50,23 @@ class LearnerState:
     layout: Layout
     weights: Tensor  # [S, P]
     ema: Tensor  # [S, columns in the average]; no columns when the decay is 0, where it would equal the weights
-    target: Tensor  # [S, columns that act] the RL target network; no columns when its period is 1
+    target: Tensor  # [S, columns that act] the RL target network, or the average of all, [S, P]; else no columns
     first_moment: Tensor  # [S, P]
     second_moment: Tensor  # [S, P]
     count: Tensor  # [] Adam's steps
     valid: Tensor | None  # [S, A] which actions each agent's game has; None: all that there is room for
     diverged: Tensor  # [S] whose loss or gradient was not finite: such an agent stays as it was before that update
+    averaged: bool  # whether the target is an average of all weights, which then acts and is judged
 
     @property
     def params(self) -> dict[str, Tensor]:
         """The weights by name, [S, ...] each: views, not copies."""
         return self.layout.views(self.weights)
+
+    @property
+    def acting(self) -> dict[str, Tensor]:
+        """What acts, is judged and is kept as the agent, by name, [S, ...] each: the average where there is one."""
+        return self.layout.views(self.target if self.averaged else self.weights)
 
 
 class Gradients(NamedTuple):
@@ -93,7 +103,9 @@ class Learner:
         # On a CPU the library's own fused Adam; on a GPU its plain one, which the compiler fuses with clipping.
         self._fused = device.type == "cpu"
         self._has_ema = bool(config.target_offsets) and config.learner.ema_decay > 0
-        self._has_target = config.learner.target_period > 1
+        self._averaged = config.learner.average > 0
+        self._has_target = config.learner.target_period > 1 or self._averaged
+        self._in_target = _all if self._averaged else _acts
         online, ema, target = (
             networks_without_weights(config, num_actions, device, dtype) if wanted else None
             for wanted in (True, self._has_ema, self._has_target)
@@ -128,7 +140,7 @@ class Learner:
                 agents.append(pad_actions(dict(networks.named_parameters()), networks.action_dims(), own, room))
         stacked = {name: torch.stack([agent[name].detach() for agent in agents]) for name in agents[0]}
         weights = self.layout.rows(stacked, self._dtype, self._device)
-        ema, target = weights[:, self.layout.columns(_in_ema)], weights[:, self.layout.columns(_acts)]
+        ema, target = weights[:, self.layout.columns(_in_ema)], weights[:, self.layout.columns(self._in_target)]
         return LearnerState(
             layout=self.layout,
             weights=weights,
@@ -140,6 +152,7 @@ class Learner:
             # Agents of several games compute alike in any company, even those that use all the room.
             valid=None if own_actions is None else valid_actions(each, room, self._device),
             diverged=torch.zeros(len(seeds), dtype=torch.bool, device=self._device),
+            averaged=self._averaged,
         )
 
     def update(
@@ -215,11 +228,13 @@ class Learner:
             grads = self._scaled(grads, scales)
         # Adam
         self._adam(state, grads, healthy, learner.learning_rate if learning_rate is None else learning_rate)
-        # targets: theta_m <- decay * theta_m + (1 - decay) * theta_o; the RL target is copied once a period
+        # targets: theta_m <- decay * theta_m + (1 - decay) * theta_o; another RL target is copied once a period
         if self._has_ema:
             share = (1 - learner.ema_decay) * healthy.to(self._dtype)
             state.ema.lerp_(state.weights[:, self.layout.columns(_in_ema)], share)
-        if self._has_target:
+        if self._averaged:
+            state.target.lerp_(state.weights, (1 - learner.average) * healthy.to(self._dtype))
+        elif self._has_target:
             due = (state.count % learner.target_period == 0) & healthy
             state.target.copy_(torch.where(due, state.weights[:, self.layout.columns(_acts)], state.target))
 
@@ -238,7 +253,7 @@ class Learner:
         if self._has_ema:
             sets["ema"] = self.layout.views(ema, _in_ema)
         if self._has_target:
-            sets["target"] = self.layout.views(target, _acts)
+            sets["target"] = self.layout.views(target, self._in_target)
         named = {f"{net}.{name}": self._to_product_dtype(name, p) for net, ps in sets.items() for name, p in ps.items()}
         output: LossOutput = functional_call(self._objective, named, (batch, views, draws, valid))
         loss = importance_weighted(output.losses, self.config.weights, batch.weight)
