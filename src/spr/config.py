@@ -16,6 +16,7 @@ PROJECTIONS = ("head", "mlp", "none")
 RL_LOSSES = ("categorical", "huber")
 ENDS = ("all", "first")
 PRIORITIES = ("kl", "cross_entropy")
+REDRAWN = ("outputs", "head")
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,23 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True)
+class ResetConfig:
+    """What of the networks is drawn anew from time to time; memory and priorities are kept."""
+
+    every: int = declare.value(
+        0, 0, 1_000_000_000, "Updates between two resets, in whole environment steps from the run's start; 0: none."
+    )
+    keep: float = declare.value(
+        1.0, 0, 1, "Share of their weights that encoder and transition model keep at a reset; the rest is drawn anew."
+    )
+    redraw: str = declare.choice(
+        "outputs",
+        lambda: REDRAWN,
+        "What is drawn anew entirely: the Q-head's output layers; or all of it, with projection and predictor.",
+    )
+
+
+@dataclass(frozen=True)
 class EvaluationConfig:
     """How a trained agent is evaluated."""
 
@@ -189,6 +207,7 @@ class Config:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    reset: ResetConfig = field(default_factory=ResetConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
@@ -198,6 +217,7 @@ class Config:
         self._check_parts()
         self._check_targets()
         self._check_schedules()
+        self._check_resets()
         if self.network.v_min >= self.network.v_max:
             raise UserError("network.v_min must be smaller than network.v_max")
         if self.schedule.steps <= self.schedule.learning_starts:
@@ -262,6 +282,16 @@ class Config:
         if learner.learning_rate_end and not learner.learning_rate:
             raise UserError("learner.learning_rate_end needs a start: set learner.learning_rate above 0")
 
+    def _check_resets(self) -> None:
+        every, updates = self.reset.every, self.schedule.updates_per_step
+        if every and not updates:
+            raise UserError("reset.every counts updates, and there are none: set schedule.updates_per_step above 0")
+        if 0 < every < updates:
+            raise UserError(
+                f"reset.every={every} is less than one environment step's {updates} updates: set it to {updates} or "
+                "more, or to 0 for no resets"
+            )
+
     @property
     def has_model(self) -> bool:
         """Whether there is a transition model."""
@@ -283,6 +313,11 @@ class Config:
     def longest_return(self) -> int:
         """The largest n of the multi-step return, where that changes: what a sequence must reach at any time."""
         return max(self.replay.n_step, self.replay.n_step_end)
+
+    @property
+    def reset_interval(self) -> int:
+        """Environment steps between two resets; 0: there are none."""
+        return self.reset.every // self.schedule.updates_per_step if self.reset.every else 0
 
     @property
     def return_changes(self) -> bool:

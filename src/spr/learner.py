@@ -113,6 +113,8 @@ class Learner:
         assert online is not None
         self._objective = Objective(config, online, ema, target)
         self.layout = Layout({name: p.shape for name, p in online.named_parameters()}, online.groups())
+        self.ema_columns = self.layout.columns(_in_ema)
+        self.target_columns = self.layout.columns(self._in_target)
         clips = {group.clip for group in self.layout.groups.values()} - {None}
         self._clipped = {name: self.layout.columns(_clipped_as(name)) for name in CLIPS if name in clips}
         self._unclipped = self.layout.columns(_clipped_as(None))
@@ -126,7 +128,26 @@ class Learner:
         self._step = fuse(self.step, device)
 
     def init(self, seeds: Sequence[int], own_actions: Sequence[int] | None = None) -> LearnerState:
-        """Initialise one agent per seed, each from its own stream of numbers.
+        """Initialise one agent per seed."""
+        each = [self._num_actions] * len(seeds) if own_actions is None else list(own_actions)
+        weights = self.draw(seeds, own_actions)
+        ema, target = weights[:, self.ema_columns], weights[:, self.target_columns]
+        return LearnerState(
+            layout=self.layout,
+            weights=weights,
+            ema=ema.clone() if self._has_ema else ema[:, :0].clone(),
+            target=target.clone() if self._has_target else target[:, :0].clone(),
+            first_moment=torch.zeros_like(weights),
+            second_moment=torch.zeros_like(weights),
+            count=torch.zeros((), device=self._device),
+            # Agents of several games compute alike in any company, even those that use all the room.
+            valid=None if own_actions is None else valid_actions(each, self._num_actions, self._device),
+            diverged=torch.zeros(len(seeds), dtype=torch.bool, device=self._device),
+            averaged=self._averaged,
+        )
+
+    def draw(self, seeds: Sequence[int], own_actions: Sequence[int] | None = None) -> Tensor:
+        """Draw the weights of new networks, [S, P]: one agent per seed, each from its own stream of numbers.
 
         Where games have different numbers of actions, each agent is initialised with its own and then padded: so it is
         the same alone, among seeds of its game, and among other games.
@@ -139,21 +160,7 @@ class Learner:
                 networks = Networks(self.config, own)
                 agents.append(pad_actions(dict(networks.named_parameters()), networks.action_dims(), own, room))
         stacked = {name: torch.stack([agent[name].detach() for agent in agents]) for name in agents[0]}
-        weights = self.layout.rows(stacked, self._dtype, self._device)
-        ema, target = weights[:, self.layout.columns(_in_ema)], weights[:, self.layout.columns(self._in_target)]
-        return LearnerState(
-            layout=self.layout,
-            weights=weights,
-            ema=ema.clone() if self._has_ema else ema[:, :0].clone(),
-            target=target.clone() if self._has_target else target[:, :0].clone(),
-            first_moment=torch.zeros_like(weights),
-            second_moment=torch.zeros_like(weights),
-            count=torch.zeros((), device=self._device),
-            # Agents of several games compute alike in any company, even those that use all the room.
-            valid=None if own_actions is None else valid_actions(each, room, self._device),
-            diverged=torch.zeros(len(seeds), dtype=torch.bool, device=self._device),
-            averaged=self._averaged,
-        )
+        return self.layout.rows(stacked, self._dtype, self._device)
 
     def update(
         self, state: LearnerState, replay: Replay, rng: RngStreams, raw: RawNumbers, rates: Rates
@@ -231,12 +238,12 @@ class Learner:
         # targets: theta_m <- decay * theta_m + (1 - decay) * theta_o; another RL target is copied once a period
         if self._has_ema:
             share = (1 - learner.ema_decay) * healthy.to(self._dtype)
-            state.ema.lerp_(state.weights[:, self.layout.columns(_in_ema)], share)
+            state.ema.lerp_(state.weights[:, self.ema_columns], share)
         if self._averaged:
             state.target.lerp_(state.weights, (1 - learner.average) * healthy.to(self._dtype))
         elif self._has_target:
             due = (state.count % learner.target_period == 0) & healthy
-            state.target.copy_(torch.where(due, state.weights[:, self.layout.columns(_acts)], state.target))
+            state.target.copy_(torch.where(due, state.weights[:, self.target_columns], state.target))
 
     def _agent_loss(
         self,

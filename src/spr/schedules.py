@@ -63,10 +63,30 @@ def beta_at(config: Config, step: int) -> float:
     return replay.beta_start + (replay.beta_end - replay.beta_start) * share
 
 
+def resets_until(config: Config, step: int) -> int:
+    """Return which reset is the last one that comes before a step's action; 0: none has come yet.
+
+    Resets come at multiples of their interval, counted from the run's first step, and none in its last interval: what
+    is judged has learnt for a whole one. Nor is there one, though it counts, before there is anything to forget.
+    """
+    interval, schedule = config.reset_interval, config.schedule
+    if interval == 0:
+        return 0
+    number = min(step, schedule.steps - interval) // interval
+    return number if number * interval > schedule.learning_starts else 0
+
+
+def reset_at(config: Config, step: int) -> int:
+    """Return the number of the reset that comes before a step's action, after the updates before it; 0: none comes."""
+    number = resets_until(config, step)
+    return number if number and number * config.reset_interval == step else 0
+
+
 def updates_before(config: Config, step: int) -> int:
-    """Return how many updates have been made since the start when a step's own begin."""
+    """Return how many updates have been made when a step's own begin: since the last reset, or since the start."""
     schedule = config.schedule
-    return schedule.updates_per_step * max(0, step - schedule.learning_starts)
+    since = max(schedule.learning_starts, resets_until(config, step) * config.reset_interval)
+    return schedule.updates_per_step * max(0, step - since)
 
 
 def n_step_at(config: Config, updates: int) -> int:

@@ -17,7 +17,8 @@ from spr.environment import Step, seeds_for
 from spr.errors import EnvironmentFault, UserError
 from spr.fleet import Fleet
 from spr.learner import UpdateRunner
-from spr.schedules import epsilon_at, fill
+from spr.resets import reset
+from spr.schedules import epsilon_at, fill, reset_at
 
 _RECENT = 10  # games over which the score shown while training is averaged
 _ROWS = 100  # rows of metrics in a whole run, unless asked for others
@@ -81,6 +82,8 @@ class Training:
                     f"no sequence of {config.longest_return} steps without a time limit in the first {step:,} steps: "
                     "set a smaller replay.n_step, or give the environment a longer limit"
                 )
+            if number := reset_at(config, step):
+                reset(fleet, number)
             act.epsilon.fill_(epsilon_at(config, step))
             act.act_async(greedy=learning)
             # Learning needs the frame of this step but not its reward (see Replay.begin_step): a GPU learns while the
