@@ -116,6 +116,10 @@ DIFFERENCES = {
     | {"learner.learning_rate": 6.25e-5},
     "drq": DRQ | {"schedule.epsilon_end": 0.1, "evaluation.epsilon": 0.05},
     "drq_eps": DRQ | {"schedule.epsilon_end": 0.01, "evaluation.epsilon": 0.001},
+    "spr_resets": {"reset.every": 40_000},
+    "sr_spr": {"network.noisy": False, "replay.beta_start": 0.5, "replay.beta_end": 0.5, "learner.average": 0.995}
+    | {"learner.max_grad_norm": 0, "reset.every": 40_000, "reset.keep": 0.8, "reset.redraw": "head"}
+    | {"schedule.epsilon_start": 1, "schedule.epsilon_end": 0, "schedule.epsilon_steps": 2_001},
     "curl": DER
     | {"augment.shift": 4, "augment.crop_margin": 4, "augment.rl": False, "network.projection": "mlp"}
     | {"learner.aux_loss": "bilinear", "learner.aux_weight": 1, "learner.ema_decay": 0.999},
