@@ -13,6 +13,7 @@ from spr.learner import Learner
 from spr.methods import preset_config
 from spr.replay import Replay
 from spr.rng import RngStreams
+from spr.schedules import new_rates
 
 CPU = torch.device("cpu")
 ACTIONS = 4
@@ -64,6 +65,7 @@ class World:
         self.learner = Learner(config, room, CPU, dtype)
         self.state = self.learner.init(seeds, own_actions)
         self.rng = RngStreams(config, room, seeds, CPU, own_actions)
+        self.rates = new_rates(config, CPU)
         own = torch.tensor(own_actions or [room] * len(seeds))
         self.replay = Replay(config, len(seeds), CPU)
         content = [torch.Generator().manual_seed(1000 + seed) for seed in seeds]
@@ -82,8 +84,8 @@ class World:
         """Make updates with a beta that rises; each with new random numbers, or all with the given ones."""
         for i in range(count):
             numbers = self.rng.sample_raw() if raw is None else raw
-            beta = torch.tensor(0.4 + 0.02 * i)
-            metrics = self.learner.update(self.state, self.replay, self.rng, numbers, beta)
+            rates = self.rates._replace(beta=torch.tensor(0.4 + 0.02 * i))
+            metrics = self.learner.update(self.state, self.replay, self.rng, numbers, rates)
         return metrics
 
     def fixed_batch_losses(self, count=20):
@@ -91,7 +93,8 @@ class World:
         raw, losses = self.rng.sample_raw(), []
         for _ in range(count):
             priority = self.replay.priority.clone()
-            losses.append(self.learner.update(self.state, self.replay, self.rng, raw, torch.tensor(0.4))["loss"])
+            rates = self.rates._replace(beta=torch.tensor(0.4))
+            losses.append(self.learner.update(self.state, self.replay, self.rng, raw, rates)["loss"])
             self.replay.priority.copy_(priority)
         return losses
 

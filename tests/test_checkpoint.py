@@ -34,7 +34,7 @@ from spr.graphs import Inbox, Outbox
 from spr.learner import Learner
 from spr.methods import preset_config
 from spr.rng import RawNumbers
-from spr.schedules import beta_at
+from spr.schedules import fill
 from spr.training import Training
 
 CONFIG = preset_config("spr").override(TINY | {"schedule.steps": 90, "replay.capacity": 75})
@@ -618,8 +618,9 @@ def update_again(training, saved):
     list(resume.restore(training, [saved]))
     fleet = training.fleet
     raw = RawNumbers(*(saved.tensors[f"raw_{name}"][None] for name in RawNumbers._fields))
-    beta = torch.tensor(beta_at(fleet.config, saved.step - 1))
-    return fleet.learner.update(fleet.state, fleet.replay, fleet.rng, raw, beta)
+    rates = training.update.rates
+    fill(rates, fleet.config, saved.step - 1, 0)
+    return fleet.learner.update(fleet.state, fleet.replay, fleet.rng, raw, rates)
 
 
 @pytest.mark.slow

@@ -9,7 +9,10 @@ from spr.envs import make
 from spr.fleet import assemble
 from spr.learner import UpdateRunner
 from spr.methods import preset_config
+from spr.schedules import fill
 from spr.training import train
+
+ADAMW = {"learner.weight_decay": 0.1, "learner.learning_rate_end": 1e-5}
 
 
 def whole(function):
@@ -18,14 +21,19 @@ def whole(function):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "preset", ["spr", "spr_authors", "spr_noaug", "curl", "otrainbow", "spr_nostopgrad", "contrastive_1step"]
+    ("preset", "changes"),
+    [
+        *((name, {}) for name in ("spr", "spr_authors", "spr_noaug", "curl", "otrainbow", "spr_nostopgrad")),
+        *((name, {}) for name in ("contrastive_1step", "sr_spr")),
+        ("sr_spr", {"replay.n_step_end": 3, "replay.gamma_end": 0.997, "schedule.anneal_updates": 4} | ADAMW),
+    ],
 )
 @pytest.mark.usefixtures("gpu_ops")
-def test_an_update_and_an_acting_step_are_whole_graphs(preset):
+def test_an_update_and_an_acting_step_are_whole_graphs(preset, changes):
     torch._dynamo.reset()
     small = {"replay.batch_size": 4, "network.hidden": 16, "schedule.learning_starts": 100, "schedule.steps": 3_000}
     small["learner.depth"] = min(2, preset_config(preset).learner.depth)  # a step more is the same graph once more
-    config = preset_config(preset).override(small | LITTLE_FRAMES)
+    config = preset_config(preset).override(small | LITTLE_FRAMES | changes)
 
     game = "breakout" if preset == "spr" else "catch"  # one of them lacks actions that there is room for
 
@@ -42,9 +50,9 @@ def test_an_update_and_an_acting_step_are_whole_graphs(preset):
     for piece in ("_look", "_losses", "_judge"):
         setattr(learner, piece, whole(getattr(learner, piece)))
     act_step._select, updates._note_raw = whole(act_step._select), whole(updates._note_raw)
-    for _ in range(2):
+    for step in range(2):
         for one in (eager_updates, updates):
-            one.beta.fill_(0.4)
+            fill(one.rates, config, 100 + step, 0)
             one()
         for one in (eager_step, act_step):
             one.act_async(greedy=True)

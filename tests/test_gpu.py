@@ -16,6 +16,8 @@ from spr.fleet import assemble
 from spr.hardware import tune
 from spr.learner import Learner, UpdateRunner
 from spr.methods import PRESETS, preset_config
+from spr.resets import reset
+from spr.schedules import fill
 from spr.training import Training, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -44,9 +46,9 @@ def learn(fleet, updates, count, plainly=False):
     """Make updates with a beta that rises; compiled and captured, or as the CPU would."""
     plain = plain_learner(fleet) if plainly else None
     for i in range(count):
-        updates.beta.fill_(0.4 + 0.03 * i)
+        updates.rates.beta.fill_(0.4 + 0.03 * i)
         if plain is not None:
-            plain.update(fleet.state, fleet.replay, fleet.rng, fleet.rng.sample_raw(), updates.beta)
+            plain.update(fleet.state, fleet.replay, fleet.rng, fleet.rng.sample_raw(), updates.rates)
         else:
             updates()
 
@@ -106,7 +108,7 @@ def test_nothing_that_changes_is_frozen_in_the_graph(three):
             for agent, place in enumerate(places):
                 rng.restore(agent, place)
         updates.means()
-        updates.beta.fill_(beta)
+        updates.rates.beta.fill_(beta)
         updates()
         return updates.means()["loss"], state.weights.clone()
 
@@ -130,7 +132,7 @@ def test_a_fault_stops_one_agent_of_a_captured_fleet():
     poisoned.state.weights[1, 100] = torch.inf
     before, priority = poisoned.state.weights[1].clone(), poisoned.replay.priority[1].clone()
     for i in range(6, 12):
-        updates.beta.fill_(0.4 + 0.03 * i)
+        updates.rates.beta.fill_(0.4 + 0.03 * i)
         updates()
     assert poisoned.state.diverged.tolist() == [False, True, False]
     assert torch.equal(poisoned.state.weights[1], before)
@@ -146,7 +148,8 @@ METHODS = ["spr_ema_0.999", *(name for name in PRESETS if not name.startswith(("
 @pytest.mark.parametrize("preset", METHODS)
 def test_every_method_captured_equals_eager(preset):
     """Update by update from the same state: over several, some contrastive losses blow rounding up to percents."""
-    small = SMALL | {"learner.depth": min(2, preset_config(preset).learner.depth), "learner.target_period": 4}
+    learner = preset_config(preset).learner
+    small = SMALL | {"learner.depth": min(2, learner.depth), "learner.target_period": 1 if learner.average else 4}
     captured, updates = filled([0, 1], changes=small, preset=preset)
     eager, _ = filled([0, 1], changes=small, preset=preset)
     for i in range(6):  # three compiled, then one captured, then replays
@@ -181,6 +184,32 @@ def test_wide_networks_captured_equal_eager_ones(monkeypatch, fills):
     eager, updates = filled([3, 1], changes=changes)
     learn(eager, updates, 8, plainly=True)
     assert_learnt_alike(captured.state.weights, eager.state.weights, start)
+
+
+def test_schedules_and_resets_reach_the_captured_graph():
+    """n, gamma and the learning rate change from replay to replay, and a reset in between changes weights and count."""
+    small = SMALL | {"replay.n_step_end": 1, "replay.gamma_end": 0.997, "learner.learning_rate_end": 1e-5}
+    small |= {"schedule.anneal_updates": 8, "learner.weight_decay": 0.1}
+    captured, updates = filled([0, 1], changes=small, preset="sr_spr")
+    eager, _ = filled([0, 1], changes=small, preset="sr_spr")
+    plain = plain_learner(eager)
+    for i in range(10):
+        if i == 6:
+            for fleet in (captured, eager):
+                reset(fleet, 1)
+            assert torch.equal(captured.state.weights, eager.state.weights)
+            assert captured.state.count.item() == 0
+        before = eager.state.weights.clone()
+        fill(updates.rates, captured.config, captured.config.schedule.learning_starts, i)
+        updates()
+        plain.update(eager.state, eager.replay, eager.rng, eager.rng.sample_raw(), updates.rates)
+        way = (eager.state.weights - before).norm(dim=-1)
+        assert (way > 0).all()
+        assert ((captured.state.weights - eager.state.weights).norm(dim=-1) < 2e-3 * way).all(), i
+        for name in ("weights", "target", "first_moment", "second_moment"):
+            getattr(captured.state, name).copy_(getattr(eager.state, name))
+        captured.replay.priority.copy_(eager.replay.priority)
+    assert updates.rates.n_step.item() == 1
 
 
 @pytest.mark.parametrize("step", [150, 260])  # before learning starts; and between captured updates
@@ -219,7 +248,7 @@ def test_an_evaluation_is_played_as_on_a_cpu():
 @pytest.mark.parametrize("preset", ["spr", "spr_noaug"])
 def test_two_thousand_updates_in_bf16_stay_finite(preset):
     fleet, updates = filled([0, 1], torch.bfloat16, {"schedule.learning_starts": 300}, preset)
-    updates.beta.fill_(0.4)
+    updates.rates.beta.fill_(0.4)
     for _ in range(2_000):
         updates()
     assert fleet.state.weights.isfinite().all()

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 from spr.augment import Views
 from spr.config import Config
 from spr.learner import Learner
+from spr.losses import cross_entropy, project_distribution
 from spr.methods import preset_config
 from spr.networks import Networks, crop_actions, pad_actions
 from spr.rng import RngStreams
@@ -93,7 +94,7 @@ def test_the_norms_are_those_of_encoder_and_head_and_of_the_model():
     kept = []
     compute = world.learner.gradients
     world.learner.gradients = lambda *args: (kept.append(compute(*args)), kept[0])[1]  # type: ignore[method-assign]
-    found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), torch.tensor(0.4))
+    found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates)
     grads = world.learner.layout.views(kept[0][0])
     for norm, beginnings in {"norm_agent": ("encoder.", "head."), "norm_model": ("transition.",)}.items():
         squares = sum(grad.flatten(1).square().sum(1) for name, grad in grads.items() if name.startswith(beginnings))
@@ -105,7 +106,7 @@ def test_the_step_is_adam_of_the_paper():
     expected = world.state.weights.clone()
     m, v = torch.zeros_like(expected), torch.zeros_like(expected)
     for count in range(1, 4):
-        found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), torch.tensor(0.4))
+        found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates)
         world.learner.step(world.state, found.grads, found.norms)
         grads = found.grads  # clipped by now
         m = 0.9 * m + 0.1 * grads
@@ -113,6 +114,45 @@ def test_the_step_is_adam_of_the_paper():
         rate = 1e-4 / (1 - 0.9**count)
         expected = expected - rate * m / ((v / (1 - 0.999**count)).sqrt() + 1.5e-4)
     torch.testing.assert_close(world.state.weights, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_the_step_with_decay_is_adamw_on_everything_but_vectors():
+    world = World(small(**{"learner.weight_decay": 0.1, "learner.learning_rate": 1e-2}), [0])
+    params = {name: torch.nn.Parameter(p[0].clone()) for name, p in world.state.params.items()}
+    decayed = [p for p in params.values() if p.dim() > 1]
+    vectors = [p for p in params.values() if p.dim() == 1]
+    assert decayed
+    assert vectors
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=1e-2, eps=1.5e-4)
+    for _ in range(3):
+        found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates)
+        world.learner.step(world.state, found.grads, found.norms)
+        for name, grad in world.learner.layout.views(found.grads).items():  # clipped by now
+            params[name].grad = grad[0].clone()
+        adamw.step()
+    for name, p in world.state.params.items():
+        torch.testing.assert_close(p[0], params[name].detach(), rtol=1e-5, atol=1e-7)
+
+
+def test_decay_leaves_a_diverged_agent_as_it_was():
+    world = World(small(**{"learner.weight_decay": 0.1}), [0, 1])
+    before = world.state.weights.clone()
+    world.state.diverged[1] = True
+    world.update()
+    assert torch.equal(world.state.weights[1], before[1])
+    assert not torch.equal(world.state.weights[0], before[0])
+
+
+def test_without_a_norm_nothing_is_clipped_and_norms_are_still_told():
+    world = World(small(**{"learner.max_grad_norm": 0.0}), [0])
+    grads = torch.full((1, world.learner.layout.size), 3.0)
+    world.learner.step(world.state, grads, {"agent": torch.tensor([1e4]), "model": torch.tensor([1e4])})
+    assert (grads == 3).all()
+    assert torch.equal(world.state.first_moment, torch.full_like(grads, 0.1 * 3))
+    metrics = world.update()
+    assert metrics["norm_agent"] > 0
+    assert metrics["norm_model"] > 0
 
 
 def test_targets_are_a_moving_average_after_the_step():
@@ -135,6 +175,69 @@ def test_a_decay_of_zero_keeps_no_copy_because_the_target_is_the_online_network(
     assert World(small("spr"), [0]).state.ema.numel() == 0
 
 
+@pytest.mark.parametrize("preset", ["spr", "rainbow"])
+def test_the_average_is_of_all_weights_after_the_step_and_acts(preset):
+    world = World(small(preset, **{"learner.average": 0.75}), [0, 1], torch.float64)
+    state = world.state
+    start = state.weights.clone()
+    assert torch.equal(state.target, start)
+    world.update()
+    torch.testing.assert_close(state.target, 0.75 * start + 0.25 * state.weights, rtol=0, atol=1e-12)
+    once, state.diverged[1] = state.target.clone(), True
+    world.update()
+    torch.testing.assert_close(state.target[0], 0.75 * once[0] + 0.25 * state.weights[0], rtol=0, atol=1e-12)
+    assert torch.equal(state.target[1], once[1])
+    assert state.acting.keys() == state.params.keys()
+    assert all(torch.equal(p, world.learner.layout.views(state.target)[name]) for name, p in state.acting.items())
+    plain = World(small(preset), [0]).state
+    assert all(torch.equal(p, plain.params[name]) for name, p in plain.acting.items())
+
+
+def test_an_average_that_equals_the_weights_changes_no_loss():
+    """It stands where the online network is its own target: same latents, same values, same projections."""
+    quiet = {"network.noisy": False}
+    plain, averaged = World(small(**quiet), [0]), World(small(**quiet, **{"learner.average": 0.9}), [0])
+    draws = plain.draws()
+    batch, views = plain.learner.look(plain.replay, draws, plain.rates)
+    one, other = (w.learner.gradients(w.state, batch, views, draws) for w in (plain, averaged))
+    torch.testing.assert_close(other[0], one[0])
+    for name, loss in one[2].losses.items():
+        torch.testing.assert_close(other[2].losses[name], loss)
+
+
+def test_the_average_values_the_bootstrap_and_gives_the_targets():
+    """By hand: actions by the online network, their values and the targets of SPR by the average."""
+    config = small(**{"network.noisy": False, "learner.average": 0.9})
+    world = World(config, [0])
+    noise = torch.randn(world.state.target.shape, generator=torch.Generator().manual_seed(0))
+    world.state.target.add_(0.02 * noise)
+    draws = world.draws()
+    batch, views = world.learner.look(world.replay, draws, world.rates)
+    grads, _, output = world.learner.gradients(world.state, batch, views, draws)
+    online, average = Networks(config, ACTIONS), Networks(config, ACTIONS)
+    online.load_state_dict({name: p[0] for name, p in world.state.params.items()})
+    average.load_state_dict({name: p[0] for name, p in world.state.acting.items()})
+    obs, (*targets, bootstrap) = views.with_grad[0, 0], views.without_grad[0]
+    with torch.no_grad():
+        best = online(bootstrap).argmax(-1)
+        rows = torch.arange(len(best))
+        following = average.head(average.encoder(bootstrap).flatten(1), ())[0][rows, best].softmax(-1)
+        atoms = batch.returns[0][:, None] + batch.discount[0][:, None] * online.support
+        target = project_distribution(atoms, following, online.support)
+        z = online.encoder(obs)
+        predicted = online.head(z.flatten(1), ())[0][rows, batch.actions[0, :, 0]]
+        torch.testing.assert_close(output.losses["rl"][0], cross_entropy(target, predicted))
+        actions = batch.actions[0].T
+        bias = online.transition.action_bias(actions.flatten()).unflatten(0, actions.shape)
+        spr = 0
+        for k, latent in enumerate(online.transition(z, bias)):
+            y = online.predict(online.project(latent.flatten(1)))
+            t = average.project(average.encoder(targets[k]).flatten(1))
+            spr = spr - torch.cosine_similarity(y, t) * batch.mask[0, :, k]
+    torch.testing.assert_close(output.losses["spr"][0], spr)
+    assert grads.isfinite().all()
+
+
 def test_priorities_are_the_root_of_the_divergence():
     world = World(small(), [0])
     kept = []
@@ -153,6 +256,17 @@ def test_priorities_are_the_root_of_the_divergence():
         largest[slot] = max(largest.get(slot, 0), divergence)
     for slot, divergence in largest.items():
         assert world.replay.priority[0, slot].item() == pytest.approx(divergence**0.5, rel=1e-5)
+
+
+def test_priorities_may_be_the_root_of_the_cross_entropy():
+    world = World(small(**{"replay.priority": "cross_entropy"}), [0])
+    draws = world.draws()
+    batch, views = world.learner.look(world.replay, draws, world.rates)
+    _, _, output = world.learner.gradients(world.state, batch, views, draws)
+    assert torch.equal(output.raw_priority, output.losses["rl"])
+    kl = World(small(), [0])
+    _, _, usual = kl.learner.gradients(kl.state, batch, views, draws)
+    assert (usual.raw_priority < output.raw_priority).all()  # less the target's entropy
 
 
 def test_a_perfect_prediction_keeps_a_small_priority():

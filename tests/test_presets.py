@@ -67,7 +67,7 @@ def test_the_rl_target_values_the_bootstrap():
 
 
 def one_agents_loss(world):
-    draws, config = world.draws(), world.learner._config
+    draws, config = world.draws(), world.learner.config
     batch = world.replay.sample(draws.sample, torch.tensor(0.4))
     obs = random_views(config, config.replay.batch_size)
     one = [tree_map(lambda t: t[0], struct) for struct in (batch, obs, draws)]
@@ -140,6 +140,8 @@ def test_epsilon_falls_in_a_straight_line_and_is_obeyed():
     steps = (0, 20_000, 45_000, 70_000, 99_999)
     assert [epsilon_at(config, step) for step in steps] == pytest.approx([1, 1, 0.505, 0.01, 0.01])
     assert epsilon_at(preset_config("spr"), 50_000) == 0
+    falls = [epsilon_at(preset_config("sr_spr"), step) for step in (2_000, 3_000, 4_001, 99_999)]
+    assert falls == pytest.approx([1, 1 - 1_000 / 2_001, 0, 0])
     rng = RngStreams(config, ACTIONS, range(2_000), CPU)
     greedy = torch.zeros(2_000, 1, dtype=torch.int64)
     raw = rng.sample_raw_action()

@@ -56,10 +56,11 @@ class Oracle:
             values.insert(0, 0 if crossed else t - back + 1)
         return values
 
-    def n_step_return(self, t):
-        total, discount = 0.0, GAMMA**self.n
-        for i in range(self.n):
-            total += GAMMA**i * self.rewards[t + i]
+    def n_step_return(self, t, n=None, gamma=GAMMA):
+        n = n or self.n
+        total, discount = 0.0, gamma**n
+        for i in range(n):
+            total += gamma**i * self.rewards[t + i]
             if self.ends[t + i] == TERMINAL:
                 discount = 0.0
                 break
@@ -246,3 +247,47 @@ def test_with_the_authors_ends_only_the_first_step_cuts_and_the_last_state_befor
             assert pixels[o, row].tolist() == [value % 256 for value in oracle.stack(t + view.offset)]
         found.add(end)
     assert found == {None, *range(n_step)}  # the history held every case
+
+
+@pytest.mark.parametrize(("start", "end", "depth"), [(10, 3, 5), (3, 10, 2), (10, 3, 0)])
+def test_returns_of_a_changing_length_equal_a_slow_loop(start, end, depth):
+    """Every n between the two: returns, discounts and bootstraps are of n steps, all else as for the longest."""
+    changes = {"replay.n_step_end": end, "replay.gamma_end": 0.99, "schedule.anneal_updates": 100}
+    config = small_config(capacity=600, n_step=start, depth=depth).override(changes)
+    random = np.random.default_rng(1)
+    ends = random.choice([ON] * 8 + [TERMINAL, TERMINAL, TRUNCATED], 400).tolist()
+    actions, rewards = random.integers(0, 9, 400).tolist(), random.integers(-1, 2, 400).astype(float).tolist()
+    replay = fill(config, ends, actions, rewards)
+    oracle = Oracle(small_config(capacity=600, n_step=10, depth=depth), ends, actions, rewards)
+    drawable = torch.nonzero(replay.priority[0] > 0).flatten().tolist()
+    assert drawable == [t for t in range(400) if oracle.valid(t)]
+    uniform = torch.from_numpy(random.random((1, 100)))
+    views = views_of(config)
+    for n in range(3, 11):
+        gamma = 0.9 + 0.01 * n
+        now = torch.tensor(n), torch.tensor(gamma, dtype=torch.float64)
+        batch = replay.sample(uniform, torch.tensor(0.4), *now)
+        offsets = replay.offsets_at(now[0])
+        pixels = observations(batch.frames, offsets, batch.visible, plain_params(100, len(views)), 0, torch.float32)
+        pixels = (pixels[0, :, :, :, 40, 40] * 255).round().int()  # [O, B, 4]
+        for row, t in enumerate(batch.start[0].tolist()):
+            total, discount = oracle.n_step_return(t, n, gamma)
+            assert batch.returns[0, row].item() == pytest.approx(total, abs=1e-5)
+            assert batch.discount[0, row].item() == pytest.approx(discount, abs=1e-6)
+            assert batch.mask[0, row].tolist() == oracle.mask(t)
+            for o, offset in enumerate([view.offset for view in views[:-1]] + [n]):
+                assert pixels[o, row].tolist() == [value % 256 for value in oracle.stack(t + offset)]
+
+
+def test_at_its_longest_a_changing_return_is_the_constant_one():
+    changes = {"replay.n_step_end": 2, "schedule.anneal_updates": 100}
+    random = np.random.default_rng(2)
+    ends = random.choice([ON] * 8 + [TERMINAL], 59).tolist()
+    history = ends, [0] * 59, random.integers(-1, 2, 59).astype(float).tolist()
+    constant = fill(small_config(n_step=4), *history)
+    changing = fill(small_config(n_step=4).override(changes), *history)
+    uniform, beta = torch.from_numpy(random.random((1, 50))), torch.tensor(0.4)
+    plain = constant.sample(uniform, beta)
+    other = changing.sample(uniform, beta, torch.tensor(4), torch.tensor(GAMMA, dtype=torch.float64))
+    for name in plain._fields:
+        torch.testing.assert_close(getattr(other, name), getattr(plain, name))

@@ -122,7 +122,7 @@ class ActStep:
         self._actor.observe(frame[:, None], is_first[:, None])
         if action is None:
             assert raw is not None
-            action = self._actor.greedy(fleet.state.params, fleet.rng.head_noise(raw.normal), fleet.state.valid)
+            action = self._actor.greedy(fleet.state.acting, fleet.rng.head_noise(raw.normal), fleet.state.valid)
             action = fleet.rng.epsilon_greedy(action, raw, self.epsilon)
         fleet.replay.begin_step(is_first, action[:, 0])
         return torch.stack([action[:, 0], fleet.state.diverged.to(action.dtype)])

@@ -17,7 +17,7 @@ class View(NamedTuple):
     """One of the observations that an update sees of each sequence."""
 
     role: str  # "obs": s_t for the RL loss; "anchor": s_t for the auxiliary loss; "target"; "bootstrap": s_{t+n}
-    offset: int  # steps after s_t
+    offset: int  # steps after s_t; of a bootstrap the most, where n changes
     augmented: bool
     needs_grad: bool
 
@@ -33,7 +33,7 @@ def views_of(config: Config) -> tuple[View, ...]:
         View("obs", 0, rl, needs_grad=True),
         *([View("anchor", 0, augmented=True, needs_grad=True)] if targets and not rl else []),
         *(View("target", offset, augmented=True, needs_grad=learnt) for offset in targets),
-        View("bootstrap", config.replay.n_step, rl, needs_grad=False),
+        View("bootstrap", config.longest_return, rl, needs_grad=False),
     )
 
 

@@ -16,6 +16,8 @@ PROJECTIONS = ("head", "mlp", "none")
 RL_LOSSES = ("categorical", "huber")
 ENDS = ("all", "first")
 INITIALISATIONS = ("library", "xavier")
+PRIORITIES = ("kl", "cross_entropy")
+REDRAWN = ("outputs", "head")
 _LONGEST = 200  # characters of a name
 
 
@@ -81,14 +83,25 @@ class ReplayConfig:
     )
     batch_size: int = declare.value(32, 2, 65_536, "Sequences in a batch.")
     n_step: int = declare.value(10, 1, 1_000, "Length of the multi-step return.")
+    n_step_end: int = declare.value(
+        0, 0, 1_000, "Its length after schedule.anneal_updates, reached along an exponential; 0: it stays."
+    )
     gamma: float = declare.value(0.99, 0, 1, "Discount per step.")
+    gamma_end: float = declare.value(
+        0.0, 0, 1, "Discount after schedule.anneal_updates, whose distance from 1 changes exponentially; 0: it stays."
+    )
     ends: str = declare.choice(
         "all",
         lambda: ENDS,
         "Which ends within n steps cut the bootstrap: all, or only that of the first one (released code).",
     )
+    priority: str = declare.choice(
+        "kl",
+        lambda: PRIORITIES,
+        "How far apart prediction and target are, for a priority: KL divergence, or cross-entropy (JAX code).",
+    )
     priority_exponent: float = declare.value(
-        0.5, 0, 10, "Exponent that turns a transition's KL divergence into its priority."
+        0.5, 0, 10, "Exponent that turns that into a transition's priority; 0 makes all equal, which is uniform replay."
     )
     beta_start: float = declare.value(0.4, 0, 1, "Importance-correction exponent when learning starts.")
     beta_end: float = declare.value(1.0, 0, 1, "Importance-correction exponent at the last step.")
@@ -121,13 +134,26 @@ class LearnerConfig:
     ema_decay: float = declare.value(
         0.0, 0, 1, "The paper's tau: share of its old weights that the target encoder keeps; 0: the online encoder."
     )
+    average: float = declare.value(
+        0.0,
+        0,
+        1,
+        "Share of its old weights that an average of all weights keeps per update: it values the bootstrap, gives the "
+        "auxiliary loss its targets, acts and is judged; 0: there is none.",
+    )
     stop_gradient: bool = declare.flag(True, "Whether targets are constants; off, gradients flow into them.")
     learning_rate: float = declare.value(1e-4, 0, 10, "Adam's learning rate.")
+    learning_rate_end: float = declare.value(
+        0.0, 0, 10, "Learning rate after schedule.anneal_updates, reached along an exponential; 0: it stays."
+    )
     adam_beta1: float = declare.value(0.9, 0, 0.999999, "Adam's decay of the first moment.")
     adam_beta2: float = declare.value(0.999, 0, 0.999999, "Adam's decay of the second moment.")
     adam_eps: float = declare.value(1.5e-4, 0, 1, "Adam's epsilon.")
+    weight_decay: float = declare.value(
+        0.0, 0, 10, "AdamW's decay per update, times the learning rate, of weights that are not vectors; 0: Adam."
+    )
     max_grad_norm: float = declare.value(
-        10.0, 1e-9, 1e9, "Gradients are clipped to this norm: of encoder and Q-head together, and of the model."
+        10.0, 0, 1e9, "Gradients are clipped to this norm: of encoder and Q-head together, and of the model; 0: not."
     )
 
 
@@ -140,12 +166,35 @@ class ScheduleConfig:
         2_000, 1, 1_000_000_000, "Environment steps, with uniformly random actions, before learning starts."
     )
     updates_per_step: int = declare.value(2, 0, 1_000, "Updates after every environment step from then on.")
+    anneal_updates: int = declare.value(
+        0,
+        0,
+        1_000_000_000,
+        "Updates, from the start and from each reset, until values with an end reach it; 0: none.",
+    )
     epsilon_start: float = declare.value(0.0, 0, 1, "Probability of a random action when learning starts.")
     epsilon_end: float = declare.value(
         0.0, 0, 1, "Probability of a random action at the end of its fall, and from then on."
     )
     epsilon_steps: int = declare.value(
         1, 1, 1_000_000_000, "Steps over which that probability falls in a straight line."
+    )
+
+
+@dataclass(frozen=True)
+class ResetConfig:
+    """What of the networks is drawn anew from time to time; memory and priorities are kept."""
+
+    every: int = declare.value(
+        0, 0, 1_000_000_000, "Updates between two resets, in whole environment steps from the run's start; 0: none."
+    )
+    keep: float = declare.value(
+        1.0, 0, 1, "Share of their weights that encoder and transition model keep at a reset; the rest is drawn anew."
+    )
+    redraw: str = declare.choice(
+        "outputs",
+        lambda: REDRAWN,
+        "What is drawn anew entirely: the Q-head's output layers; or all of it, with projection and predictor.",
     )
 
 
@@ -173,6 +222,7 @@ class Config:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    reset: ResetConfig = field(default_factory=ResetConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
@@ -180,6 +230,9 @@ class Config:
         for entry in fields():
             _check_range(entry, self.value(entry.name))
         self._check_parts()
+        self._check_targets()
+        self._check_schedules()
+        self._check_resets()
         if self.network.v_min >= self.network.v_max:
             raise UserError("network.v_min must be smaller than network.v_max")
         if self.schedule.steps <= self.schedule.learning_starts:
@@ -199,8 +252,6 @@ class Config:
             raise UserError("learner.depth above 1 needs a transition model: set learner.model=true, or a depth of 1")
         if learner.uniformity_weight > 0 and learner.aux_weight == 0:
             raise UserError("learner.uniformity_weight needs a representation: set learner.aux_weight above 0")
-        if not learner.stop_gradient and learner.ema_decay > 0:
-            raise UserError("learner.stop_gradient=false needs targets of the online encoder: set learner.ema_decay=0")
         encoder_shapes(*self.encoder_arguments)  # refuses what is too small for it
         if self.network.shared_hidden and not self.network.dueling:
             raise UserError(
@@ -217,6 +268,47 @@ class Config:
                 raise UserError(f"augment.{name} must be smaller than a frame's side, {side} pixels")
         if not self.augment.rl and learner.aux_weight > 0 and self.has_model:
             raise UserError("augment.rl=false is for losses between views of one state: set learner.depth=0")
+
+    def _check_targets(self) -> None:
+        learner = self.learner
+        for name in ("ema_decay", "average"):
+            if not learner.stop_gradient and getattr(learner, name) > 0:
+                raise UserError(
+                    f"learner.stop_gradient=false needs targets of the online encoder: set learner.{name}=0"
+                )
+        for name, none in (("ema_decay", 0), ("target_period", 1)):
+            if learner.average > 0 and getattr(learner, name) != none:
+                raise UserError(f"learner.average is the target of every loss: set learner.{name}={none}")
+        if learner.rl_loss == "huber" and self.replay.priority != "kl":
+            raise UserError(
+                "replay.priority is of return distributions: set replay.priority=kl for learner.rl_loss=huber"
+            )
+
+    def _check_schedules(self) -> None:
+        replay, learner = self.replay, self.learner
+        ends = {
+            "replay.n_step_end": replay.n_step_end,
+            "replay.gamma_end": replay.gamma_end,
+            "learner.learning_rate_end": learner.learning_rate_end,
+        }
+        for name in [name for name, end in ends.items() if end and not self.schedule.anneal_updates]:
+            raise UserError(f"{name} needs updates to get there: set schedule.anneal_updates, such as 10000")
+        if replay.n_step_end and replay.ends == "first":
+            raise UserError("replay.ends=first is for one length of return: set replay.n_step_end=0")
+        if replay.gamma_end and max(replay.gamma, replay.gamma_end) == 1:
+            raise UserError("a discount that changes must stay below 1: set replay.gamma and replay.gamma_end so")
+        if learner.learning_rate_end and not learner.learning_rate:
+            raise UserError("learner.learning_rate_end needs a start: set learner.learning_rate above 0")
+
+    def _check_resets(self) -> None:
+        every, updates = self.reset.every, self.schedule.updates_per_step
+        if every and not updates:
+            raise UserError("reset.every counts updates, and there are none: set schedule.updates_per_step above 0")
+        if 0 < every < updates:
+            raise UserError(
+                f"reset.every={every} is less than one environment step's {updates} updates: set it to {updates} or "
+                "more, or to 0 for no resets"
+            )
 
     @property
     def encoder_arguments(self) -> tuple[str, Shape, int, str]:
@@ -239,7 +331,22 @@ class Config:
     @property
     def horizon(self) -> int:
         """Steps after its start that a sampled sequence reaches: the bootstrap or the deepest prediction."""
-        return max(self.replay.n_step, *self.target_offsets, 1)
+        return max(self.longest_return, *self.target_offsets, 1)
+
+    @property
+    def longest_return(self) -> int:
+        """The largest n of the multi-step return, where that changes: what a sequence must reach at any time."""
+        return max(self.replay.n_step, self.replay.n_step_end)
+
+    @property
+    def reset_interval(self) -> int:
+        """Environment steps between two resets; 0: there are none."""
+        return self.reset.every // self.schedule.updates_per_step if self.reset.every else 0
+
+    @property
+    def return_changes(self) -> bool:
+        """Whether the length or the discount of the multi-step return changes while learning."""
+        return bool(self.replay.n_step_end or self.replay.gamma_end)
 
     @property
     def weights(self) -> dict[str, float]:

@@ -60,6 +60,10 @@ class Layout:
         assert all(one[1] == two[0] for one, two in pairwise(ranges)), f"the groups {', '.join(found)} lie apart"
         return slice(ranges[0][0], ranges[-1][1])
 
+    def one_number_each(self, number_of: Callable[[str, Size], float]) -> Tensor:
+        """Return a row [P] that has one number for each tensor, by name and shape, in all of its columns; in gaps 0."""
+        return torch.cat([torch.full((p.size,), number_of(p.name, p.shape) if p.name else 0.0) for p in self._places])
+
     def views(self, rows: Tensor, wanted: Callable[[Group], object] = bool) -> dict[str, Tensor]:
         """Name the tensors of rows [..., P] that hold all groups, or the wanted ones: [...], then its own shape."""
         places = [place for place in self._places if wanted(place.group)]

@@ -38,11 +38,11 @@ class Fleet:
     rng: RngStreams
 
     def agent(self, i: int) -> dict[str, Tensor]:
-        """Return the weights of one agent, with its own actions only."""
+        """Return the weights by which one agent acts, with its own actions only."""
         room = self.envs.num_actions
         own = room if self.envs.own_actions is None else self.envs.own_actions[i]
         dims = networks_without_weights(self.config, room, self.device).action_dims()
-        return crop_actions({name: p[i] for name, p in self.state.params.items()}, dims, own, room)
+        return crop_actions({name: p[i] for name, p in self.state.acting.items()}, dims, own, room)
 
 
 def assemble(

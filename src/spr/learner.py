@@ -22,12 +22,17 @@ from spr.losses import LossOutput, Objective, importance_weighted
 from spr.networks import CLIPS, Group, Networks, networks_without_weights, pad_actions, valid_actions
 from spr.replay import Batch, Replay
 from spr.rng import Draws, RawNumbers, RngStreams
+from spr.schedules import Rates, new_rates
 
 _RAW_PRIORITY_FLOOR = 1e-6
 
 
 def _acts(group: Group) -> bool:
     return group.acts
+
+
+def _all(_: Group) -> bool:
+    return True
 
 
 def _in_ema(group: Group) -> bool:
@@ -45,17 +50,23 @@ class LearnerState:
     layout: Layout
     weights: Tensor  # [S, P]
     ema: Tensor  # [S, columns in the average]; no columns when the decay is 0, where it would equal the weights
-    target: Tensor  # [S, columns that act] the RL target network; no columns when its period is 1
+    target: Tensor  # [S, columns that act] the RL target network, or the average of all, [S, P]; else no columns
     first_moment: Tensor  # [S, P]
     second_moment: Tensor  # [S, P]
     count: Tensor  # [] Adam's steps
     valid: Tensor | None  # [S, A] which actions each agent's game has; None: all that there is room for
     diverged: Tensor  # [S] whose loss or gradient was not finite: such an agent stays as it was before that update
+    averaged: bool  # whether the target is an average of all weights, which then acts and is judged
 
     @property
     def params(self) -> dict[str, Tensor]:
         """The weights by name, [S, ...] each: views, not copies."""
         return self.layout.views(self.weights)
+
+    @property
+    def acting(self) -> dict[str, Tensor]:
+        """What acts, is judged and is kept as the agent, by name, [S, ...] each: the average where there is one."""
+        return self.layout.views(self.target if self.averaged else self.weights)
 
 
 class Gradients(NamedTuple):
@@ -84,7 +95,7 @@ class Learner:
         Weights are of `dtype`; matrix products are taken in `product`, or in the same. `fuse` compiles the parts of
         an update on a GPU; with another function the same parts run plainly.
         """
-        self._config = config
+        self.config = config
         self._num_actions = num_actions
         self._device = device
         self._dtype = dtype
@@ -92,7 +103,9 @@ class Learner:
         # On a CPU the library's own fused Adam; on a GPU its plain one, which the compiler fuses with clipping.
         self._fused = device.type == "cpu"
         self._has_ema = bool(config.target_offsets) and config.learner.ema_decay > 0
-        self._has_target = config.learner.target_period > 1
+        self._averaged = config.learner.average > 0
+        self._has_target = config.learner.target_period > 1 or self._averaged
+        self._in_target = _all if self._averaged else _acts
         online, ema, target = (
             networks_without_weights(config, num_actions, device, dtype) if wanted else None
             for wanted in (True, self._has_ema, self._has_target)
@@ -100,9 +113,14 @@ class Learner:
         assert online is not None
         self._objective = Objective(config, online, ema, target)
         self.layout = Layout({name: p.shape for name, p in online.named_parameters()}, online.groups())
+        self.ema_columns = self.layout.columns(_in_ema)
+        self.target_columns = self.layout.columns(self._in_target)
         clips = {group.clip for group in self.layout.groups.values()} - {None}
         self._clipped = {name: self.layout.columns(_clipped_as(name)) for name in CLIPS if name in clips}
         self._unclipped = self.layout.columns(_clipped_as(None))
+        # AdamW's decay is for what is multiplied: biases, and scales of normalisation, stay. [P]
+        decays = self.layout.one_number_each(lambda _, shape: float(len(shape) > 1)).to(device, dtype)
+        self._decays = decays if config.learner.weight_decay > 0 else None
         self._cut_draws = fuse(RngStreams.draws, device)
         self._look = fuse(self.look, device)
         self._losses = fuse(self.losses, device)
@@ -110,21 +128,10 @@ class Learner:
         self._step = fuse(self.step, device)
 
     def init(self, seeds: Sequence[int], own_actions: Sequence[int] | None = None) -> LearnerState:
-        """Initialise one agent per seed, each from its own stream of numbers.
-
-        Where games have different numbers of actions, each agent is initialised with its own and then padded: so it is
-        the same alone, among seeds of its game, and among other games.
-        """
-        room, agents = self._num_actions, []
-        each = [room] * len(seeds) if own_actions is None else list(own_actions)
-        with torch.random.fork_rng(devices=[]):
-            for seed, own in zip(seeds, each, strict=True):
-                torch.manual_seed(seed)
-                networks = Networks(self._config, own)
-                agents.append(pad_actions(dict(networks.named_parameters()), networks.action_dims(), own, room))
-        stacked = {name: torch.stack([agent[name].detach() for agent in agents]) for name in agents[0]}
-        weights = self.layout.rows(stacked, self._dtype, self._device)
-        ema, target = weights[:, self.layout.columns(_in_ema)], weights[:, self.layout.columns(_acts)]
+        """Initialise one agent per seed."""
+        each = [self._num_actions] * len(seeds) if own_actions is None else list(own_actions)
+        weights = self.draw(seeds, own_actions)
+        ema, target = weights[:, self.ema_columns], weights[:, self.target_columns]
         return LearnerState(
             layout=self.layout,
             weights=weights,
@@ -134,34 +141,52 @@ class Learner:
             second_moment=torch.zeros_like(weights),
             count=torch.zeros((), device=self._device),
             # Agents of several games compute alike in any company, even those that use all the room.
-            valid=None if own_actions is None else valid_actions(each, room, self._device),
+            valid=None if own_actions is None else valid_actions(each, self._num_actions, self._device),
             diverged=torch.zeros(len(seeds), dtype=torch.bool, device=self._device),
+            averaged=self._averaged,
         )
 
+    def draw(self, seeds: Sequence[int], own_actions: Sequence[int] | None = None) -> Tensor:
+        """Draw the weights of new networks, [S, P]: one agent per seed, each from its own stream of numbers.
+
+        Where games have different numbers of actions, each agent is initialised with its own and then padded: so it is
+        the same alone, among seeds of its game, and among other games.
+        """
+        room, agents = self._num_actions, []
+        each = [room] * len(seeds) if own_actions is None else list(own_actions)
+        with torch.random.fork_rng(devices=[]):
+            for seed, own in zip(seeds, each, strict=True):
+                torch.manual_seed(seed)
+                networks = Networks(self.config, own)
+                agents.append(pad_actions(dict(networks.named_parameters()), networks.action_dims(), own, room))
+        stacked = {name: torch.stack([agent[name].detach() for agent in agents]) for name in agents[0]}
+        return self.layout.rows(stacked, self._dtype, self._device)
+
     def update(
-        self, state: LearnerState, replay: Replay, rng: RngStreams, raw: RawNumbers, beta: Tensor
+        self, state: LearnerState, replay: Replay, rng: RngStreams, raw: RawNumbers, rates: Rates
     ) -> dict[str, Tensor]:
         """Do one update of every agent, in place, by the random numbers `raw`; return the metrics, [S] each."""
         draws = self._cut_draws(rng, raw)
-        found = self.gradients_and_priorities(state, replay, draws, beta)
-        self._step(state, found.grads, found.norms)
+        found = self.gradients_and_priorities(state, replay, draws, rates)
+        self._step(state, found.grads, found.norms, rates.learning_rate)
         return found.metrics
 
-    def gradients_and_priorities(self, state: LearnerState, replay: Replay, draws: Draws, beta: Tensor) -> Gradients:
+    def gradients_and_priorities(self, state: LearnerState, replay: Replay, draws: Draws, rates: Rates) -> Gradients:
         """The first half of an update, up to the gradients; a diverged agent is noted, and its priorities stay."""
         # sample, augment
-        batch, views = self._look(replay, draws, beta)
+        batch, views = self._look(replay, draws, rates)
         # encode, losses, gradients
         grads, loss, output = self.gradients(state, batch, views, draws)
         # priorities
         found: Gradients = self._judge(state, replay, batch.start, grads, loss, output)
         return found
 
-    def look(self, replay: Replay, draws: Draws, beta: Tensor) -> tuple[Batch, Views]:
+    def look(self, replay: Replay, draws: Draws, rates: Rates) -> tuple[Batch, Views]:
         """Sample sequences, and build what the networks see of them, in the dtype of products."""
-        batch = replay.sample(draws.sample, beta)
+        batch = replay.sample(draws.sample, rates.beta, rates.n_step, rates.gamma)
         augment = _cast(draws.augment, self._dtype)
-        views = make_views(self._config, batch.frames, replay.offsets, batch.visible, augment, self._product)
+        offsets = replay.offsets_at(rates.n_step)
+        views = make_views(self.config, batch.frames, offsets, batch.visible, augment, self._product)
         return _cast(batch, self._dtype), views
 
     def gradients(
@@ -190,27 +215,35 @@ class Learner:
         unclipped = grads[:, self._unclipped].sum(1)
         state.diverged.logical_or_(~torch.stack([loss, *norms.values(), unclipped]).isfinite().all(0))
         # The floor keeps a perfectly predicted transition from never being sampled again.
-        priority = output.raw_priority.clamp(min=_RAW_PRIORITY_FLOOR) ** self._config.replay.priority_exponent
+        priority = output.raw_priority.clamp(min=_RAW_PRIORITY_FLOOR) ** self.config.replay.priority_exponent
         replay.update_priorities(start, priority, frozen=state.diverged)
         means = {name: value.mean(-1) for name, value in output.losses.items()}
         shown = {f"norm_{name}": norm for name, norm in norms.items()}
         return Gradients(grads, norms, {"loss": loss, **means, **output.metrics, **shown})
 
-    def step(self, state: LearnerState, grads: Tensor, norms: dict[str, Tensor]) -> None:
-        """The second half: clip the gradients [S, P]; Adam; and then the targets."""
-        learner, healthy = self._config.learner, ~state.diverged[:, None]
+    def step(
+        self, state: LearnerState, grads: Tensor, norms: dict[str, Tensor], learning_rate: Tensor | None = None
+    ) -> None:
+        """The second half: clip the gradients [S, P]; Adam; and then the targets.
+
+        The learning rate is a scalar where it changes; else it is the configuration's.
+        """
+        learner, healthy = self.config.learner, ~state.diverged[:, None]
         # clip
-        scales = {name: (learner.max_grad_norm / (norm + 1e-6)).clamp(max=1)[:, None] for name, norm in norms.items()}
-        grads = self._scaled(grads, scales)
+        if (most := learner.max_grad_norm) > 0:
+            scales = {name: (most / (norm + 1e-6)).clamp(max=1)[:, None] for name, norm in norms.items()}
+            grads = self._scaled(grads, scales)
         # Adam
-        self._adam(state, grads, healthy)
-        # targets: theta_m <- decay * theta_m + (1 - decay) * theta_o; the RL target is copied once a period
+        self._adam(state, grads, healthy, learner.learning_rate if learning_rate is None else learning_rate)
+        # targets: theta_m <- decay * theta_m + (1 - decay) * theta_o; another RL target is copied once a period
         if self._has_ema:
             share = (1 - learner.ema_decay) * healthy.to(self._dtype)
-            state.ema.lerp_(state.weights[:, self.layout.columns(_in_ema)], share)
-        if self._has_target:
+            state.ema.lerp_(state.weights[:, self.ema_columns], share)
+        if self._averaged:
+            state.target.lerp_(state.weights, (1 - learner.average) * healthy.to(self._dtype))
+        elif self._has_target:
             due = (state.count % learner.target_period == 0) & healthy
-            state.target.copy_(torch.where(due, state.weights[:, self.layout.columns(_acts)], state.target))
+            state.target.copy_(torch.where(due, state.weights[:, self.target_columns], state.target))
 
     def _agent_loss(
         self,
@@ -227,10 +260,10 @@ class Learner:
         if self._has_ema:
             sets["ema"] = self.layout.views(ema, _in_ema)
         if self._has_target:
-            sets["target"] = self.layout.views(target, _acts)
+            sets["target"] = self.layout.views(target, self._in_target)
         named = {f"{net}.{name}": self._to_product_dtype(name, p) for net, ps in sets.items() for name, p in ps.items()}
         output: LossOutput = functional_call(self._objective, named, (batch, views, draws, valid))
-        loss = importance_weighted(output.losses, self._config.weights, batch.weight)
+        loss = importance_weighted(output.losses, self.config.weights, batch.weight)
         return loss, output
 
     def _to_product_dtype(self, name: str, weight: Tensor) -> Tensor:
@@ -251,14 +284,16 @@ class Learner:
                 grads = torch.where((column >= part.start) & (column < part.stop), grads * scales[name], grads)
         return grads
 
-    def _adam(self, state: LearnerState, grads: Tensor, healthy: Tensor) -> None:
+    def _adam(self, state: LearnerState, grads: Tensor, healthy: Tensor, learning_rate: float | Tensor) -> None:
         """One step of Adam for the agents [S, 1] that are healthy; the others stay as they are."""
-        learner = self._config.learner
+        learner = self.config.learner
         # On a CPU testing `diverged` is free; on a GPU it would synchronise, so a copy is always kept, which the
         # compiler fuses into Adam.
         guarded = not self._fused or bool(state.diverged.any())
         rows = (state.weights, state.first_moment, state.second_moment)
         before = [row.clone() for row in rows] if guarded else []
+        if self._decays is not None:
+            state.weights.mul_(1 - learning_rate * learner.weight_decay * self._decays)
         adam(
             [state.weights],
             [grads],
@@ -272,7 +307,7 @@ class Learner:
             amsgrad=False,
             beta1=learner.adam_beta1,
             beta2=learner.adam_beta2,
-            lr=learner.learning_rate,
+            lr=learning_rate,
             weight_decay=0.0,
             eps=learner.adam_eps,
             maximize=False,
@@ -285,12 +320,12 @@ class UpdateRunner:
     """The updates of one fleet: called once per update, eager on a CPU, one captured CUDA graph on a GPU.
 
     What changes from update to update is read from device memory: so are the places of the streams of random numbers,
-    which the graph advances at each replay, and `beta`, a tensor that the training loop fills.
+    which the graph advances at each replay, and `rates`, scalars that the training loop fills.
     """
 
     def __init__(self, learner: Learner, state: LearnerState, replay: Replay, rng: RngStreams) -> None:
         """Nothing is compiled or captured yet."""
-        self.beta = torch.zeros((), device=rng.device)
+        self.rates = new_rates(learner.config, rng.device)
         self._learner, self._state, self._replay, self._rng = learner, state, replay, rng
         self._sums: Tensor | None = None
         self._names: list[str] = []
@@ -308,7 +343,7 @@ class UpdateRunner:
     def _update(self) -> None:
         raw = self._rng.sample_raw()
         self._note_raw(raw)
-        metrics = self._learner.update(self._state, self._replay, self._rng, raw, self.beta)
+        metrics = self._learner.update(self._state, self._replay, self._rng, raw, self.rates)
         if self._sums is None or self._names != list(metrics):
             self._names, self._updates = list(metrics), 1
             self._sums = torch.zeros(len(metrics), self._rng.agents, device=self._rng.device)

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from spr.augment import Views, places_of
 from spr.aux_losses import aux_loss, cosine, uniformity, unit
-from spr.config import Config
+from spr.config import PRIORITIES, Config
 from spr.networks import Networks, Noise, Valid
 from spr.ops import scale_gradient, take_action
 from spr.replay import Batch
@@ -53,6 +53,10 @@ def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
     return (floored * (floored.log() - logits.log_softmax(-1))).sum(-1)
 
 
+# By the name that a configuration gives: how far apart a target and a prediction are, for a priority.
+_DISTANCES = dict(zip(PRIORITIES, (kl_divergence, cross_entropy), strict=True))
+
+
 def spread(x: Tensor) -> Tensor:
     """Return 1 - |mean of unit vectors|^2 over [B, D]: 0 when all point one way, that is when they have collapsed."""
     assert x.dim() == 2
@@ -69,11 +73,16 @@ class Objective(nn.Module):
     """The losses of one agent; where it has no target networks, the online ones are their own targets."""
 
     def __init__(self, config: Config, online: Networks, ema: Networks | None, target: Networks | None) -> None:
-        """Take the online networks, the moving average of the encoder, and the RL target network if there is one."""
+        """Take the online networks, the moving average of the encoder, and the RL target network if there is one.
+
+        Where that target is an average of everything, it gives the auxiliary loss its targets too.
+        """
         super().__init__()
         self.online, self.ema, self.target = online, ema, target
+        self.averaged = config.learner.average > 0
         self.config = config
         self.places = places_of(config)
+        self.distance = _DISTANCES[config.replay.priority]
         self.aux_loss = aux_loss(config.learner.aux_loss) if config.target_offsets else None
 
     def forward(self, batch: Batch, views: Views, draws: Draws, valid: Valid = None) -> LossOutput:
@@ -81,9 +90,8 @@ class Objective(nn.Module):
         places, stop_gradient = self.places, self.config.learner.stop_gradient
         z = _encode(self.online, views.with_grad, draws.dropout, slice(0, places.with_grad))
         with torch.no_grad():
-            z_targets, z_bootstrap = self._encode_fixed(views.without_grad, draws.dropout)
-        bootstrap = views.without_grad[places.bootstrap - places.with_grad]
-        rl, raw_priority, value = self._rl_loss(z[places.obs], batch, z_bootstrap, bootstrap, draws, valid)
+            z_targets, z_choosing, z_valuing = self._encode_fixed(views.without_grad, draws.dropout)
+        rl, raw_priority, value = self._rl_loss(z[places.obs], batch, z_choosing, z_valuing, draws, valid)
         losses, metrics = {"rl": rl}, {"value": value}
         if self.aux_loss is not None:
             targets = z_targets if stop_gradient else z[places.targets]
@@ -92,26 +100,35 @@ class Objective(nn.Module):
             metrics |= more_metrics
         return LossOutput(losses, raw_priority, metrics)
 
-    def _encode_fixed(self, obs: Tensor, dropout: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Encode the targets by the target encoder, [T, B, ...], and the bootstrap by the online one, [B, ...].
+    def _encode_fixed(self, obs: Tensor, dropout: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """Encode the targets by the target encoder, [T, B, ...], and the bootstrap, [B, ...], twice.
 
-        Where these are one network, one pass does it.
+        That is by the online encoder, to choose an action, and by the RL target's, to value it. Where some of these are
+        one network, one pass does it.
         """
         first, targets, bootstrap = self.places.with_grad, self.places.targets, self.places.bootstrap
+        last, everything = slice(bootstrap, bootstrap + 1), slice(first, first + len(obs))
+        if self.target is not None and self.averaged:
+            z = _encode(self.target, obs, dropout, everything)
+            z_choosing = _encode(self.online, obs[bootstrap - first :], dropout, last)[0]
+            return z[: bootstrap - first], z_choosing, z[bootstrap - first]
         if self.ema is None:
-            z = _encode(self.online, obs, dropout, slice(first, first + len(obs)))
-            return z[: bootstrap - first], z[bootstrap - first]
-        z_targets = _encode(self.ema, obs[: targets.stop - first], dropout, targets)
-        z_bootstrap = _encode(self.online, obs[bootstrap - first :], dropout, slice(bootstrap, bootstrap + 1))
-        return z_targets, z_bootstrap[0]
+            z = _encode(self.online, obs, dropout, everything)
+            z_targets, z_choosing = z[: bootstrap - first], z[bootstrap - first]
+        else:
+            z_targets = _encode(self.ema, obs[: targets.stop - first], dropout, targets)
+            z_choosing = _encode(self.online, obs[bootstrap - first :], dropout, last)[0]
+        if self.target is None:
+            return z_targets, z_choosing, z_choosing
+        return z_targets, z_choosing, _encode(self.target, obs[bootstrap - first :], dropout, last)[0]
 
     def _rl_loss(
-        self, z: Tensor, batch: Batch, z_bootstrap: Tensor, bootstrap: Tensor, draws: Draws, valid: Valid
+        self, z: Tensor, batch: Batch, z_choosing: Tensor, z_valuing: Tensor, draws: Draws, valid: Valid
     ) -> tuple[Tensor, Tensor, Tensor]:
         """n-step Q-learning (Mnih et al. 2015; van Hasselt et al. 2016): losses and raw priorities [B], mean value."""
         online = self.online
         with torch.no_grad():
-            chosen_by, valued_by = self._bootstrap_outputs(z_bootstrap, bootstrap, draws, valid)
+            chosen_by, valued_by = self._bootstrap_outputs(z_choosing, z_valuing, draws, valid)
             best = online.q_values(chosen_by, valid).argmax(-1)  # [B]
             following = take_action(valued_by, best)  # [B, Z]
         flat = scale_gradient(z.flatten(1), online.head.gradient_scale)
@@ -125,26 +142,27 @@ class Objective(nn.Module):
         with torch.no_grad():
             support = online.support
             target = project_distribution(returns + discount * support, following.softmax(-1), support)
-        return cross_entropy(target, predicted), kl_divergence(target, predicted.detach()), value
+        return cross_entropy(target, predicted), self.distance(target, predicted.detach()), value
 
-    def _bootstrap_outputs(self, z: Tensor, obs: Tensor, draws: Draws, valid: Valid) -> tuple[Tensor, Tensor]:
+    def _bootstrap_outputs(
+        self, z_choosing: Tensor, z_valuing: Tensor, draws: Draws, valid: Valid
+    ) -> tuple[Tensor, Tensor]:
         """Return the outputs [B, A, Z] at the bootstrap that choose the action, and those that value it."""
         if self.target is None:
             # The target network is the online one (update period 1) under noise of its own.
-            outputs = self.online.head(z.flatten(1), draws.noise, valid)
+            outputs = self.online.head(z_choosing.flatten(1), draws.noise, valid)
             choosing, valuing = outputs[0], outputs[-1]
         else:
-            choosing = self.online.head(z.flatten(1), _first(draws.noise), valid)[0]
-            place = slice(self.places.bootstrap, self.places.bootstrap + 1)
-            target = _encode(self.target, obs[None], draws.dropout, place)[0]
-            valuing = self.target.head(target.flatten(1), _last(draws.noise), valid)[0]
+            choosing = self.online.head(z_choosing.flatten(1), _first(draws.noise), valid)[0]
+            valuing = self.target.head(z_valuing.flatten(1), _last(draws.noise), valid)[0]
         return (choosing if self.config.learner.double_q else valuing), valuing
 
     def _aux_losses(self, z: Tensor, batch: Batch, z_targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compare predicted projections with those of the targets; predict by rolling the transition model forward."""
         online, rows = self.online, z.shape[0]
         steps = len(self.config.target_offsets)
-        target = (self.ema or online).project(z_targets.flatten(0, 1).flatten(1)).unflatten(0, (steps, rows))
+        targets_of = self.target if self.averaged else self.ema
+        target = (targets_of or online).project(z_targets.flatten(0, 1).flatten(1)).unflatten(0, (steps, rows))
         if self.config.learner.stop_gradient:
             target = target.detach()
         predicted = z[None]  # [T, B, H, W, C]

@@ -86,6 +86,20 @@ _CURL: Changes = _DER | {
     "learner.aux_weight": 1.0,
     "learner.ema_decay": 0.999,
 }
+_SPR_RESETS: Changes = {"reset.every": 40_000}
+_SR_SPR: Changes = {
+    "network.noisy": False,
+    "replay.beta_start": 0.5,
+    "replay.beta_end": 0.5,
+    "learner.average": 0.995,
+    "learner.max_grad_norm": 0.0,
+    "schedule.epsilon_start": 1.0,
+    "schedule.epsilon_end": 0.0,
+    "schedule.epsilon_steps": 2_001,
+    "reset.every": 40_000,
+    "reset.keep": 0.8,
+    "reset.redraw": "head",
+}
 _DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10)
 _TAUS = (0.999, 0.9976, 0.9944, 0.9867, 0.9684, 0.925, 0.8222, 0.5783, 0.0)
 
@@ -106,6 +120,13 @@ _METHODS: Mapping[str, Preset] = {
         "CURL: Data-Efficient Rainbow with a contrastive loss between crops (Laskin et al. 2020)",
         _CURL,
         {game: {"learner.aux_weight": 0.01} for game in ("pong", "boxing", "private_eye", "freeway")},
+    ),
+    "spr_resets": Preset(
+        "SPR whose output layers are drawn anew every 40,000 updates (Nikishin et al. 2022)", _SPR_RESETS
+    ),
+    "sr_spr": Preset(
+        "SR-SPR: an averaged network that acts, and resets of everything (D'Oro et al. 2023); two updates per step",
+        _SR_SPR,
     ),
     "spr_1step": Preset("SPR that predicts a single step ahead", _ahead(1)),
     "spr_nontemporal": Preset("SPR between two views of the same state, without a transition model", _ahead(0)),

@@ -56,7 +56,7 @@ class Replay:
         self.fanout = next(f for f in range(2, self.capacity + 2) if f**3 >= self.capacity)
         self.priority = torch.zeros(agents, self.fanout**3, device=device)
 
-        n_step = config.replay.n_step
+        n_step = config.longest_return
         self._window = torch.arange(1 - stack, config.horizon + 1, device=device)
         self._first_only = config.replay.ends == "first"
         self._ends_seen = min(max(config.target_offsets, default=0), n_step - 1)
@@ -67,6 +67,7 @@ class Replay:
             bootstrap = [view.role for view in views].index("bootstrap")
             steps[bootstrap] = len(self._window)  # its own frames follow the sequence's
         self.offsets = torch.tensor(steps, device=device, dtype=torch.int32)
+        self._is_bootstrap = torch.tensor([view.role == "bootstrap" for view in views], device=device)
         self._stack = torch.arange(stack, device=device)
         self._ahead = torch.arange(config.horizon + 1, device=device)
         self._crossed = torch.arange(n_step, device=device)
@@ -138,8 +139,18 @@ class Replay:
         """Environment steps appended so far, per agent; it reads the device."""
         return int(self._count)
 
-    def sample(self, uniform: Tensor, beta: Tensor) -> Batch:
-        """Sample sequences with probability proportional to priority, by uniform numbers [S, B]; beta is a scalar."""
+    def offsets_at(self, n_step: Tensor | None) -> Tensor:
+        """Return where each observation's stack starts in a sequence, [O], if the bootstrap is n steps ahead."""
+        if n_step is None:
+            return self.offsets
+        return torch.where(self._is_bootstrap, n_step.to(self.offsets.dtype), self.offsets)
+
+    def sample(self, uniform: Tensor, beta: Tensor, n_step: Tensor | None = None, gamma: Tensor | None = None) -> Batch:
+        """Sample sequences with probability proportional to priority, by uniform numbers [S, B]; beta is a scalar.
+
+        So are length and discount of the multi-step return, where these change; else they are the configuration's.
+        Sequences are as long as the longest return in any case, and none of them crosses a truncation.
+        """
         assert (uniform.dim(), beta.dim()) == (2, 0)
         stack = len(self._stack)
         index = self._descend(uniform)
@@ -157,15 +168,20 @@ class Replay:
             valued = self._valued(index, steps_alive)
             slots, not_first = torch.cat([slots, valued], -1), torch.cat([not_first, ~self.is_first[agent, valued]], -1)
         rewards = self.rewards[agent, slots[..., stack - 1 : stack - 1 + n]]
+        powers, last = self._powers[:n], self._powers[n]
+        if n_step is not None and gamma is not None:
+            going = (n_step <= steps_alive).float().squeeze(-1)
+            powers = torch.where(self._crossed < n_step, gamma**self._crossed, 0).float()
+            last = (gamma**n_step).float()
         priority = self.priority[self._agent, index]
         weight = (1 / (priority + _WEIGHT_EPS)) ** beta
         return Batch(
             start=index,
             frames=self._words[agent, slots].view(torch.uint8).unflatten(-1, self._config.observation.frame),
-            visible=self._visible(not_first),
+            visible=self._visible(not_first, self.offsets_at(n_step)),
             actions=self.actions[agent, slots[..., stack - 1 : stack - 1 + self._depth]],
-            returns=(rewards * alive[..., :n] * self._powers[:n]).sum(-1),
-            discount=going * self._powers[n],
+            returns=(rewards * alive[..., :n] * powers).sum(-1),
+            discount=going * last,
             mask=alive[..., self._targets],
             weight=weight / weight.amax(-1, keepdim=True),
         )
@@ -201,9 +217,9 @@ class Replay:
         newest = torch.arange(max(self.steps - self._config.horizon, 0), self.steps, device=sampleable.device)
         assert not sampleable[:, newest % self.capacity].any(), "a start whose window is not written yet can be sampled"
 
-    def _visible(self, not_first: Tensor) -> Tensor:
+    def _visible(self, not_first: Tensor, offsets: Tensor) -> Tensor:
         """Return [S, B, O, stack]: a stacked frame is visible while no later frame of the stack begins an episode."""
-        stacks = not_first.unfold(-1, len(self._stack), 1)[..., self.offsets, 1:].float()  # [S, B, O, stack - 1]
+        stacks = not_first.unfold(-1, len(self._stack), 1)[..., offsets, 1:].float()  # [S, B, O, stack - 1]
         older = stacks.flip(-1).cumprod(-1).flip(-1)
         return F.pad(older, (0, 1), value=1.0)
 

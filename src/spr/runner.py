@@ -240,7 +240,7 @@ def _train_fleet(
     }
     if training.restarts:
         about["new_games_after_steps"] = training.restarts
-    params = {name: p[healthy] for name, p in fleet.state.params.items()}
+    params = {name: p[healthy] for name, p in fleet.state.acting.items()}
     return _Trained([mine[i] for i in healthy], params, about)
 
 

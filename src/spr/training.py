@@ -17,7 +17,8 @@ from spr.environment import BrokenStep, Step, seeds_for
 from spr.errors import UserError
 from spr.fleet import Fleet
 from spr.learner import UpdateRunner
-from spr.schedules import beta_at, epsilon_at
+from spr.resets import reset
+from spr.schedules import epsilon_at, fill, reset_at
 
 _RECENT = 10  # games over which the score shown while training is averaged
 _ROWS = 100  # rows of metrics in a whole run, unless asked for others
@@ -80,16 +81,18 @@ class Training:
             learning = step >= schedule.learning_starts
             if step == schedule.learning_starts and not fleet.replay.can_sample():
                 raise UserError(
-                    f"no sequence of {config.replay.n_step} steps without a time limit in the first {step:,} steps: "
+                    f"no sequence of {config.longest_return} steps without a time limit in the first {step:,} steps: "
                     "set a smaller replay.n_step, or give the environment a longer limit"
                 )
+            if number := reset_at(config, step):
+                reset(fleet, number)
             act.epsilon.fill_(epsilon_at(config, step))
             act.act_async(greedy=learning)
             # Learning needs the frame of this step but not its reward (see Replay.begin_step): a GPU learns while the
             # host waits for the actions and the environments step, and nothing is reordered by that.
             if learning:
-                update.beta.fill_(beta_at(config, step))
-                for _ in range(schedule.updates_per_step):
+                for number in range(schedule.updates_per_step):
+                    fill(update.rates, config, step, number)
                     update()
             actions, diverged = act.act_wait()
             new = self._found_diverged(diverged, step)

@@ -100,7 +100,8 @@ def _weights_at(path: Path, step: int, config: Config, envs: Shown) -> dict[str,
     """Return the weights in a run's checkpoint, with the game's own actions only."""
     networks = networks_without_weights(config, envs.num_actions, torch.device("cpu"))
     layout = Layout({name: p.shape for name, p in networks.named_parameters()}, networks.groups())
-    named = layout.views(checkpoint.read_row(path, step, "weights", layout.size))
+    row = "target" if config.learner.average > 0 else "weights"  # the average acts
+    named = layout.views(checkpoint.read_row(path, step, row, layout.size))
     return crop_actions(named, networks.action_dims(), len(envs.action_names), envs.num_actions)
 
 
