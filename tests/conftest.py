@@ -53,9 +53,12 @@ def rewrite(file, **changes):
 
 
 def small(preset="spr", **changes):
-    """A preset in small: its own depth if that is less, and epsilon falls within a few steps."""
-    depth = {"learner.depth": min(preset_config(preset).learner.depth, 2), "schedule.epsilon_steps": 10}
-    return preset_config(preset).override(SMALL | depth | changes)
+    """A preset in small: its own depth if that is less, and what takes thousands of steps takes a few."""
+    usual = preset_config(preset)
+    depth = {"learner.depth": min(usual.learner.depth, 2), "schedule.epsilon_steps": 10, "network.width": 1}
+    if usual.replay.n_step_end:
+        depth |= {"replay.n_step_end": 2, "schedule.anneal_updates": 4}
+    return usual.override(SMALL | depth | changes)
 
 
 class World:

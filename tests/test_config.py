@@ -91,6 +91,17 @@ def ahead(depth):
 
 
 # Section 7 of the specification, row by row.
+SR_SPR = {
+    **{"network.noisy": False, "network.hidden": 512, "network.shared_hidden": True, "network.batch_norm": False},
+    **{"network.initialisation": "xavier", "replay.beta_start": 0.5, "replay.beta_end": 0.5, "learner.average": 0.995},
+    **{"learner.max_grad_norm": 0, "reset.every": 40_000, "reset.keep": 0.8, "reset.redraw": "head"},
+    **{"schedule.epsilon_start": 1, "schedule.epsilon_end": 0, "schedule.epsilon_steps": 2_001},
+}
+BBF = SR_SPR | {
+    **{"network.encoder": "impala", "network.width": 4, "network.hidden": 2_048, "learner.weight_decay": 0.1},
+    **{"replay.n_step_end": 3, "replay.gamma": 0.97, "replay.gamma_end": 0.997, "reset.keep": 0.5},
+    "schedule.anneal_updates": 10_000,
+}
 DIFFERENCES = {
     "spr": {},
     "spr_authors": {"replay.ends": "first"},
@@ -117,9 +128,9 @@ DIFFERENCES = {
     "drq": DRQ | {"schedule.epsilon_end": 0.1, "evaluation.epsilon": 0.05},
     "drq_eps": DRQ | {"schedule.epsilon_end": 0.01, "evaluation.epsilon": 0.001},
     "spr_resets": {"reset.every": 40_000},
-    "sr_spr": {"network.noisy": False, "replay.beta_start": 0.5, "replay.beta_end": 0.5, "learner.average": 0.995}
-    | {"learner.max_grad_norm": 0, "reset.every": 40_000, "reset.keep": 0.8, "reset.redraw": "head"}
-    | {"schedule.epsilon_start": 1, "schedule.epsilon_end": 0, "schedule.epsilon_steps": 2_001},
+    "sr_spr": SR_SPR,
+    "bbf": BBF,
+    "bbf_rr8": BBF | {"schedule.updates_per_step": 8},
     "curl": DER
     | {"augment.shift": 4, "augment.crop_margin": 4, "augment.rl": False, "network.projection": "mlp"}
     | {"learner.aux_loss": "bilinear", "learner.aux_weight": 1, "learner.ema_decay": 0.999},

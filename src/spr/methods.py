@@ -88,7 +88,11 @@ _CURL: Changes = _DER | {
 }
 _SPR_RESETS: Changes = {"reset.every": 40_000}
 _SR_SPR: Changes = {
+    "network.hidden": 512,
+    "network.shared_hidden": True,
     "network.noisy": False,
+    "network.batch_norm": False,
+    "network.initialisation": "xavier",
     "replay.beta_start": 0.5,
     "replay.beta_end": 0.5,
     "learner.average": 0.995,
@@ -99,6 +103,18 @@ _SR_SPR: Changes = {
     "reset.every": 40_000,
     "reset.keep": 0.8,
     "reset.redraw": "head",
+}
+_BBF: Changes = {
+    **_SR_SPR,
+    "network.encoder": "impala",
+    "network.width": 4,
+    "network.hidden": 2_048,
+    "replay.n_step_end": 3,
+    "replay.gamma": 0.97,
+    "replay.gamma_end": 0.997,
+    "schedule.anneal_updates": 10_000,
+    "learner.weight_decay": 0.1,
+    "reset.keep": 0.5,
 }
 _DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10)
 _TAUS = (0.999, 0.9976, 0.9944, 0.9867, 0.9684, 0.925, 0.8222, 0.5783, 0.0)
@@ -128,6 +144,11 @@ _METHODS: Mapping[str, Preset] = {
         "SR-SPR: an averaged network that acts, and resets of everything (D'Oro et al. 2023); two updates per step",
         _SR_SPR,
     ),
+    "bbf": Preset(
+        "BBF: SR-SPR with a wide Impala encoder, and returns that shorten after each reset (Schwarzer et al. 2023)",
+        _BBF,
+    ),
+    "bbf_rr8": Preset("BBF with eight updates per step", _BBF | {"schedule.updates_per_step": 8}),
     "spr_1step": Preset("SPR that predicts a single step ahead", _ahead(1)),
     "spr_nontemporal": Preset("SPR between two views of the same state, without a transition model", _ahead(0)),
     "spr_quadratic": Preset("SPR with squared distances instead of cosines", {"learner.aux_loss": "quadratic"}),
