@@ -299,7 +299,7 @@ def test_a_shared_hidden_layer_is_predicted_at_its_own_width():
     networks = Networks(small(**{"network.shared_hidden": True}), 3)
     assert networks.predictor.weight.shape == (16, 16)
     assert networks.groups()["head.value.weight"] == networks.groups()["head.advantage.weight"]
-    y = networks.project(torch.rand(2, 3136))
+    y = networks.project(torch.rand(2, networks.head.hidden.weight.shape[1]))
     assert networks.predict(y).shape == (2, 16)
 
 

@@ -80,7 +80,8 @@ def _counted(config: Config, device: str) -> int:
     """
     networks = networks_without_weights(config, _ROOM, torch.device("cpu"))
     parameters = sum(p.numel() for p in networks.parameters())
-    targets = (config.learner.ema_decay > 0) + (config.learner.target_period > 1)
+    learner = config.learner
+    targets = (learner.ema_decay > 0) + (learner.target_period > 1) + (learner.average > 0)
     views = views_of(config)
     with_grad = sum(view.needs_grad for view in views)
     passes = 3 * with_grad + (len(views) - with_grad) / 2
