@@ -167,7 +167,7 @@ def test_a_whole_update_by_kernels_is_the_plain_one(monkeypatch):
 
     def gradients():
         world = World(config, [0, 1])
-        return world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), torch.tensor(0.4)).grads
+        return world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates).grads
 
     plain = gradients()
     monkeypatch.setattr(fused, "has_kernels", lambda _: True)

@@ -363,7 +363,7 @@ def test_a_gpus_way_gives_the_same_gradients_and_is_one_graph(monkeypatch, chang
     def gradients(fuse):
         world = World(small(**changes), [0, 1])
         world.learner._losses = fuse(world.learner._losses)
-        return world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), torch.tensor(0.4)).grads
+        return world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates).grads
 
     plain = gradients(lambda function: function)
     monkeypatch.setattr(fused, "has_kernels", lambda _: True)

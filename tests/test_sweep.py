@@ -452,9 +452,14 @@ def test_a_second_sweep_is_told_who_has_the_runs_and_a_killed_one_holds_nobody_u
     """One is refused, one that shares no run works beside, and the next one waits for what the killed one left."""
     seeds, more = ("--agents", 1, "--together", 2), ("--out", tmp_path, "--checkpoint-every", 25, *CHANGES)
     first = spr("sweep", "--games", "catch", "--runs", 2, *seeds, *more)
-    wait_for(lambda: len(list(tmp_path.rglob("checkpoint-*.safetensors"))) >= 2)
+    wait_for(lambda: list(tmp_path.rglob("checkpoint-*.safetensors")) and len(trainings(tmp_path)) == 2)
+    at_work = [process for process, _ in trainings(tmp_path).values()]
+    for process in at_work:
+        os.kill(process, signal.SIGSTOP)  # else they may be done before the next command has begun
     second = spr("sweep", "--games", "catch", "--seeds", "1-5", *seeds, *more)
     said, _ = second.communicate(timeout=60)
+    for process in at_work:
+        os.kill(process, signal.SIGCONT)
     assert second.returncode == 2, said
     assert said.count("\n") == 1
     who = f"process {first.pid} on {socket.gethostname()}, since 2"
