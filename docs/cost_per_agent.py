@@ -1,7 +1,9 @@
 """Draw what an update costs per agent over the size of a fleet, from the JSON of `spr bench`.
 
 spr bench --games all --device cuda --agents 1 2 4 10 16 26 32 48 64 --json > bench.json
-python docs/cost_per_agent.py bench.json docs/images/cost_per_agent.png
+python docs/cost_per_agent.py docs/images/cost_per_agent.png bench.json
+
+Sizes may have been timed one after another: several files are one figure.
 """
 
 import json
@@ -16,10 +18,12 @@ import matplotlib.pyplot as plt
 FLOOR_MS = 0.1  # arithmetic and memory traffic of one agent's update on an H200 (docs/performance.md)
 
 
-def main(source: Path, target: Path) -> None:
+def main(target: Path, sources: list[Path]) -> None:
     """Read the rows and draw them."""
-    data = json.loads(source.read_text(encoding="utf-8"))
-    rows = sorted(data["rows"], key=lambda row: row["agents"])
+    benches = [json.loads(source.read_text(encoding="utf-8")) for source in sources]
+    (version,) = {bench["version"] for bench in benches}
+    (preset,) = {bench["preset"] for bench in benches}
+    rows = sorted((row for bench in benches for row in bench["rows"]), key=lambda row: row["agents"])
     agents = [row["agents"] for row in rows]
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     axes.plot(agents, [row["update_ms_per_agent"] for row in rows], "o-", label="update")
@@ -29,7 +33,7 @@ def main(source: Path, target: Path) -> None:
     axes.set_xticks(agents, [str(size) for size in agents])
     axes.minorticks_off()
     axes.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
-    axes.set_title(f"{data['preset']}, {rows[0]['precision']}, {rows[0]['device']}, version {data['version']}")
+    axes.set_title(f"{preset}, {rows[0]['precision']}, {rows[0]['device']}, version {version}")
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -37,4 +41,4 @@ def main(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), [Path(source) for source in sys.argv[2:]])

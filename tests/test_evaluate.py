@@ -134,22 +134,22 @@ def atari(games, config, room=18):
 @pytest.mark.slow
 def test_emulators_in_processes_of_their_own_play_the_same_games(monkeypatch):
     """Games of other lengths and numbers of actions; freed processes go on with another game."""
-    changes = {"evaluation.episodes": 3, "evaluation.epsilon": 0.5, "evaluation.max_steps": 120, "network.hidden": 4}
+    changes = {"evaluation.episodes": 9, "evaluation.epsilon": 0.5, "evaluation.max_steps": 60, "network.hidden": 4}
     config, games = Config().override(changes), ["pong", "breakout", "alien"]
     monkeypatch.setattr(evaluate, "cores", lambda: 2)
     monkeypatch.setattr(evaluate, "_WORTH_STARTING", 0)
     agents = Agents(games, atari(games, config), [0, 5, 7])
     *_, here = play(config, agents)
-    monkeypatch.setattr(evaluate, "_home", lambda config, _, rows: Processes((2, rows), config.observation))
+    monkeypatch.setattr(evaluate, "_home", lambda config, _, rows: Processes((2, rows, 2), config.observation))
     *_, apart = play(config, agents)
     assert apart.scores == here.scores
     assert apart.lengths == here.lengths
-    assert apart.finished == here.finished == 9
-    assert {length for lengths in here.lengths for length in lengths if length > 1} >= {120}  # cut there
+    assert apart.finished == here.finished == 27
+    assert {length for lengths in here.lengths for length in lengths if length > 1} >= {60}  # cut there
 
 
 def test_what_goes_wrong_in_a_process_of_its_own_is_raised_here():
-    home = Processes((1, 2), ObservationConfig())
+    home = Processes((1, 2, 1), ObservationConfig())
     try:
         row = home.open((0, 0), "no_such_game", Rules(0, 0.0, 100), [[Game(0, 1)]])
         home.look(wait=True)

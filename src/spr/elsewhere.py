@@ -1,10 +1,10 @@
-"""Owns Atari emulators in processes of their own: one each, which plays its agent's games by itself.
+"""Owns Atari emulators in processes of their own: some each, which play their agent's games by themselves.
 
 An emulator is made while Python's lock is held, and what Python does beside a step is a good part of it: one process
 can't feed as many emulators as a GPU's machine has cores for. So the games are played (see `playing`) by processes of
 little weight, in which nothing heavy is imported, and this one only selects actions. Arrays lie in memory that all of
 them see; a message each way begins and ends a step.
-Shapes: H halves of R rows, each of one emulator; frames are [C, H, W].
+Shapes: H halves of R rows of E emulators, each row in one process; frames are [C, H, W].
 """
 
 import json
@@ -34,8 +34,8 @@ _NICE = 5  # emulators stand back for the process that feeds them all
 class Processes:
     """A process for each row that plays, kept for the next one when its games are over."""
 
-    def __init__(self, shape: tuple[int, int], obs: ObservationConfig) -> None:
-        """Take memory for so many halves and rows; no process is started yet."""
+    def __init__(self, shape: tuple[int, int, int], obs: ObservationConfig) -> None:
+        """Take memory for so many halves, rows and emulators; no process is started yet."""
         self._memory = os.memfd_create("emulators")
         self.arrays = _shared(self._memory, shape, obs)
         self._told = [str(self._memory), json.dumps(shape), json.dumps(asdict(obs))]
@@ -44,14 +44,14 @@ class Processes:
         self._selector = selectors.DefaultSelector()
 
     def open(self, where: tuple[int, int], game: str, rules: Rules, chains: Sequence[Sequence[Game]]) -> "DistantRow":
-        """Begin to make a row's emulator and to start its first game."""
+        """Begin to make a row's emulators and to start their first games."""
         if self._idle:
             process = self._idle.pop()
         else:
             process = _Process(self._memory, self._told)
             self._started.append(process)
             self._selector.register(process.connection, selectors.EVENT_READ, process)
-        return DistantRow(process, self._idle, {"where": where, "game": game, "rules": rules, "chain": chains[0]})
+        return DistantRow(process, self._idle, {"where": where, "game": game, "rules": rules, "chains": chains})
 
     def look(self, wait: bool) -> None:
         """Note which processes have answered; wait for one of them, if nothing else is to be done."""
@@ -110,7 +110,7 @@ class _Process:
 
 
 class DistantRow:
-    """One emulator in its process: busy from every order until `take` has brought what came of it."""
+    """Emulators in their process: busy from every order until `take` has brought what came of it."""
 
     own_actions: int  # of its game, known once it has started
     num_actions: int
@@ -118,19 +118,14 @@ class DistantRow:
     def __init__(self, process: _Process, idle: list[_Process], start: dict[str, Any]) -> None:
         """Give the order to start."""
         self._process, self._idle_processes = process, idle
-        self._plays = True
-        self._begun = False
+        self._count = len(start["chains"])
+        self.idle: list[int] = []
         process.tell(json.dumps(start).encode())
 
     @property
-    def idle(self) -> list[int]:
-        """Its place, if it has no game left."""
-        return [] if self._plays else [0]
-
-    @property
     def over(self) -> bool:
-        """Whether it has none."""
-        return not self._plays
+        """Whether no game is left at all."""
+        return len(self.idle) == self._count
 
     @property
     def done(self) -> bool:
@@ -139,11 +134,10 @@ class DistantRow:
 
     def go_on(self, chains: Mapping[int, Sequence[Game]]) -> None:
         """Begin to start the next games."""
-        self._plays = True
-        self._process.tell(json.dumps({"chain": chains[0]}).encode())
+        self._process.tell(json.dumps({"next": chains}).encode())
 
     def send(self) -> None:
-        """Begin a step, with the action that lies in its place."""
+        """Begin a step, with the actions that lie in its places."""
         self._process.tell(_STEP)
 
     def take(self) -> list[Ended]:
@@ -156,10 +150,9 @@ class DistantRow:
             raise UserError(answer["refused"])
         if "failed" in answer:
             raise RuntimeError(f"an emulator failed: {answer['failed']}")
-        if not self._begun:
+        if "own_actions" in answer:
             self.own_actions, self.num_actions = answer["own_actions"], answer["num_actions"]
-            self._begun = True
-        self._plays = answer["plays"]
+        self.idle = answer["idle"]
         return [Ended(*ended) for ended in answer["ended"]]
 
     def close(self) -> None:
@@ -167,11 +160,11 @@ class DistantRow:
         self._idle_processes.append(self._process)
 
 
-def _shared(memory: int, shape: tuple[int, int], obs: ObservationConfig) -> Arrays:
+def _shared(memory: int, shape: tuple[int, int, int], obs: ObservationConfig) -> Arrays:
     """Return the arrays that all processes see."""
     kinds = [("frame", np.dtype(np.uint8), obs.frame), ("is_first", np.dtype(np.bool_), ())]
     kinds.append(("action", np.dtype(np.int64), ()))
-    layout = np.dtype([(name, dtype, (*shape, 1, *item)) for name, dtype, item in kinds], align=True)
+    layout = np.dtype([(name, dtype, (*shape, *item)) for name, dtype, item in kinds], align=True)
     os.ftruncate(memory, layout.itemsize)
     whole: NDArray[Any] = np.ndarray((), layout, mmap.mmap(memory, layout.itemsize))
     return Arrays(whole["frame"], whole["is_first"], whole["action"])
@@ -181,9 +174,9 @@ class _Server:
     """What the other process does."""
 
     def __init__(self, arrays: Arrays, obs: ObservationConfig) -> None:
-        self._arrays, self._obs = arrays, obs
-        self._place = (0, 0)
-        self._game = ""
+        self._arrays, self._obs = arrays, obs  # of all rows, until it is told which is its own
+        self._mine = arrays
+        self._made = ("", 0)  # which game's emulators there are, and how many
         self._atari: Atari
         self._games: Games
 
@@ -201,31 +194,33 @@ class _Server:
         facts: dict[str, Any] = {}
         ended: list[Ended] = []
         if order == _STEP:
-            self._games.send(self._arrays.action[self._place])
+            self._games.send(self._mine.action)
             ended = self._games.recv()
         else:
             what = json.loads(order)
-            chain = [Game(*game) for game in what["chain"]]
             if "game" in what:
-                facts = self._open(what["game"])
-                self._place = tuple(what["where"])
-                self._games = Games(self._atari, Rules(*what["rules"]), [chain])
+                chains = [_chain(chain) for chain in what["chains"]]
+                self._open(what["game"], len(chains))
+                self._mine = Arrays(*(array[tuple(what["where"])][: len(chains)] for array in self._arrays))
+                self._games = Games(self._atari, Rules(*what["rules"]), chains)
             else:
-                self._games.go_on({0: chain})
-            facts["started"] = True
-        self._arrays.frame[self._place] = self._games.frame
-        self._arrays.is_first[self._place] = self._games.is_first
-        return {**facts, "ended": ended, "plays": not self._games.idle} if facts or ended else {}
+                self._games.go_on({int(place): _chain(chain) for place, chain in what["next"].items()})
+            facts = {"own_actions": len(self._atari.action_names), "num_actions": self._atari.num_actions}
+        self._mine.frame[:], self._mine.is_first[:] = self._games.frame, self._games.is_first
+        return {**facts, "ended": ended, "idle": self._games.idle} if facts or ended else {}
 
-    def _open(self, game: str) -> dict[str, Any]:
-        if game != self._game:
-            self._game = ""
-            self._atari = Atari(game, 1, 1, self._obs)
-            self._game = game
-        return {"own_actions": len(self._atari.action_names), "num_actions": self._atari.num_actions}
+    def _open(self, game: str, count: int) -> None:
+        if self._made != (game, count):
+            self._made = ("", 0)
+            self._atari = Atari(game, count, 1, self._obs)
+            self._made = (game, count)
 
 
-def _serve(connection: int, memory: int, shape: tuple[int, int], obs: ObservationConfig) -> None:
+def _chain(games: Sequence[Any]) -> list[Game]:
+    return [Game(*game) for game in games]
+
+
+def _serve(connection: int, memory: int, shape: tuple[int, int, int], obs: ObservationConfig) -> None:
     """Follow orders until the other process has gone."""
     os.nice(_NICE)
     server = _Server(_shared(memory, shape, obs), obs)

@@ -140,7 +140,7 @@ class Games:
     def send(self, action: NDArray[np.int64]) -> None:
         """Act, epsilon-greedily."""
         at = self._length % _BLOCK
-        for place in np.flatnonzero(at == 0).tolist():
+        for place in np.nonzero(at == 0)[0].tolist():
             drawn = exploration(self._rng[place], self._rules.epsilon, self._own)
             self._explores[place], self._other[place] = drawn
         now = (np.arange(len(action)), at)
@@ -154,7 +154,7 @@ class Games:
         self._length += 1
         ended: list[Ended] = []
         cut: list[int] = []
-        for place in np.flatnonzero(out.game_over | (self._length >= self._rules.limit)).tolist():
+        for place in np.nonzero(out.game_over | (self._length >= self._rules.limit))[0].tolist():
             if chain := self._chains[place]:
                 ended.append(Ended(chain.pop(0).number, float(self._score[place]), int(self._length[place])))
                 if chain and not out.game_over[place]:
