@@ -19,11 +19,12 @@ from spr.cli import main
 from spr.config import Config, from_dict
 from spr.drawing import LACKING
 from spr.errors import UserError
+from spr.front import _BESIDE, _SPR
 from spr.games import game_names, normalised, reference_scores, reference_table
-from spr.methods import preset_config
+from spr.methods import PRESETS, preset_config
 from spr.report import front, write
 from spr.results import BENCHMARK, read, with_equal_games
-from spr.tables import Method, methods_of
+from spr.tables import PUBLISHED, Method, methods_of, per_game
 
 REPOSITORY = Path(__file__).parents[1]
 RULES = {"name": "atari-100k", "version": 1, "training_steps": 100_000, "evaluation_episodes": 100}
@@ -147,7 +148,7 @@ def test_unequal_numbers_of_runs_are_incomplete_too():
 def test_every_figure_is_a_png_beside_the_page_and_inside_it(full):
     report, out = full
     drawn = sorted(path.name for path in out.glob("*.png"))
-    benchmark = ["box_plot.png", "improvement.png", "iqm.png", "learning_curves.png"]
+    benchmark = ["box_plot.png", "by_game.png", "improvement.png", "iqm.png", "learning_curves.png"]
     assert drawn == [*benchmark, "other_1_curves.png", "other_1_scores.png", "profiles.png"]
     page = (out / "index.html").read_text()
     assert page.count("data:image/png;base64,") == len(drawn)
@@ -242,6 +243,40 @@ def test_the_tables_of_the_readme_are_those_of_the_report():
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     shown = text.split("<!-- front_page.md of `spr report results/spr` -->\n")[1].split("<!-- end -->")[0]
     assert shown == front(found)
+
+
+def test_a_front_page_names_the_games_in_which_spr_is_not_where_its_authors_code_is(tmp_path):
+    """By as many runs as there are: of single runs nine in ten are expected inside, of means of three 95%."""
+    spread = {row["game"]: row for row in reference_table("spr_run_spread")}
+    for game, row in spread.items():
+        result(tmp_path / "one", game=game, score=float(row["p5"]) - (game == "pong") + 1e-9)
+        for seed, more in enumerate((-1, 0, 1)):
+            middle = float(row["mean_of_3_hi"]) - 1 if game in ("hero", "qbert") else float(row["mean_100"])
+            result(tmp_path / "three", game=game, seed=seed, score=middle + more + 2 * (game == "qbert"))
+    one, three = (front(read([tmp_path / name]).records, draws=50).splitlines() for name in ("one", "three"))
+    assert one[-1] == "Means of spr outside the range of the authors' code (90% of its runs): below pong."
+    assert three[-1] == (
+        "Means of spr outside the range of the authors' code (95% of means of three runs): above qbert."
+    )
+
+
+def test_what_was_published_of_later_agents_stands_beside_ours_where_one_was_played(full, tmp_path):
+    assert not any("BBF" in column for column in rows_of(full[1] / "per_game.csv")[0])
+    for game in game_names():
+        result(tmp_path, "bbf", game)
+    found = read([tmp_path]).records
+    table = per_game(methods_of(found), 50, np.random.default_rng(0))
+    breakout = dict(zip(table.columns, next(row for row in table.rows if row[0].value == "breakout"), strict=True))
+    assert breakout["BBF, 14 runs"].value == 331.1
+    assert breakout["SR-SPR with 16 updates per step (recalled)"].value == 25.5
+    assert "BBF RR2, published" in front(found, draws=50)
+    assert "BBF" not in front(read([REPOSITORY / "results" / "spr"]).records, draws=50)
+
+
+def test_what_a_front_page_has_of_published_methods_is_published_under_that_name():
+    names = {row["method"] for row in reference_table("published_aggregates")} | set(PUBLISHED.values())
+    assert set(_BESIDE) <= set(PRESETS)
+    assert {name for published in [_SPR, *_BESIDE.values()] for name in published} <= names
 
 
 def test_depth_and_ema_by_hand():
@@ -668,13 +703,13 @@ def test_the_page_in_a_browser(full, width, tmp_path):
     assert [value == "" for value in said["down"]] == sorted(value == "" for value in said["down"])  # empty ones last
     assert said["words"][0] == "BBF RR2"
     assert said["words"][-1].startswith("SR")
-    assert len(said["images"]) == 7
+    assert len(said["images"]) == 8
     assert min(said["images"]) > 300
     assert said["width"][1] == width
     assert said["width"][0] <= width  # wide tables scroll inside, the page does not
     assert not said["beyond"]
     assert any(inside > box for inside, box in said["scroll"])
-    assert said["filled"] == pytest.approx([1] * 7, abs=0.01)
+    assert said["filled"] == pytest.approx([1] * 8, abs=0.01)
     page_width = min(width, 76 * 16)
     assert min(said["figures"]) > (0.9 if width == 390 else 0.45) * page_width  # two side by side where there is room
     assert said["rows"] >= 112

@@ -3,7 +3,7 @@
 import pytest
 
 from spr.errors import UserError
-from spr.games import game_names, normalised, reference_scores, reference_table
+from spr.games import game_names, normalised, published_curves, reference_scores, reference_table
 from spr.stats import aggregate
 
 # Table 1: mean and median human-normalised, mean and median DQN-normalised, games above human.
@@ -53,3 +53,22 @@ def test_variants_of_the_paper_are_there():
     variants = {row["preset"]: row for row in reference_table("paper_variants")}
     assert variants["spr"]["human_median"] == "0.415"
     assert variants["rainbow_noaug"]["human_mean"] == "0.240"
+
+
+@pytest.mark.parametrize(
+    ("agent", "mean", "median"),
+    [("spr_resets", 0.911, 0.514), ("sr_spr", 1.272, 0.685), ("bbf", 2.175, 0.755), ("bbf_rr8", 2.247, 0.917)],
+)
+def test_scores_by_game_of_the_agents_that_followed_give_their_published_aggregates(agent, mean, median):
+    """Those of `sr_spr` and `bbf_rr8` are recalled, and off by rounding at most."""
+    scores = {row["game"]: float(row[agent]) for row in reference_table("later_agents")}
+    found = aggregate(scores)
+    assert found.human_mean == pytest.approx(mean, abs=2e-3)
+    assert found.human_median == pytest.approx(median, abs=2e-3)
+
+
+def test_the_published_learning_curves_end_where_the_published_scores_are():
+    ends = {row["game"]: float(row["jax_mean_49"]) for row in reference_table("spr_run_spread")}
+    for game, points in published_curves().items():
+        assert [step for step, _ in points] == list(range(10_000, 110_000, 10_000))
+        assert points[-1][1] == pytest.approx(ends[game], rel=1e-3, abs=0.06)

@@ -27,6 +27,8 @@ from spr.errors import plural
 from spr.results import Record
 from spr.tables import Method
 
+Points = Sequence[tuple[int, float]]  # steps and scores
+
 NEEDS = "metrics.jsonl beside the results, with two points or more that a game's runs share"
 
 
@@ -42,8 +44,9 @@ def curves(
     methods: Sequence[Method],
     name: str = "learning_curves",
     chance: Mapping[str, float] = {},
+    published: Mapping[str, Points] = {},
 ) -> Drawing | None:
-    """Draw for each game the mean over runs and their range, and where it is given a random agent's score.
+    """Draw for each game the mean over runs and their range; a random agent's score and a published curve where given.
 
     None where nothing can be drawn.
     """
@@ -66,20 +69,29 @@ def curves(
                 _draw(axes, drawn[game, method.name], i, method.complete)
         if game in chance:
             axes.axhline(chance[game], color=GREY, linestyle=(0, (1, 1)), linewidth=1.2)
+        if game in published:
+            axes.plot(*zip(*published[game], strict=True), color=GREY, linewidth=1, marker="x", markersize=2.5)
         far = max(drawn[game, method.name].steps[-1] for method in shown if (game, method.name) in drawn)
         if far >= 10_000:
             axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step / 1000:g}k" if step else "0"))
         axes.xaxis.set_major_locator(MaxNLocator(6 if len(games) == 1 else 4, steps=[1, 2, 5, 10]))
     figure.supxlabel("environment steps", fontsize=8)
     figure.supylabel("raw score while learning", fontsize=8)
-    legend_outside(figure, _legend(shown, games, chance), above=True)  # below is the name of the steps
+    legend_outside(figure, _legend(shown, games, chance, published), above=True)  # below is the name of the steps
+    words = _words(records, methods, any(game in published for game in games))
+    return drawing(name, "Learning curves", words, figure)
+
+
+def _words(records: Sequence[Record], methods: Sequence[Method], compared: bool) -> str:
     words = "Means over runs of the last ten games' scores, with the range of the runs; played with learning's noise."
+    if compared:
+        words += " Grey: the published means of evaluations, which are played without that noise."
     names = {method.name for method in methods}
     if without := sum(record.method in names and not record.curve for record in records):
         words += f" Without metrics.jsonl, and so not in here: {plural(without, 'run')}."
     if lossy := sum(record.method in names and bool(record.lost) for record in records):
         words += f" With lines of metrics.jsonl lost or changed: {plural(lossy, 'run')}, see the notes."
-    return drawing(name, "Learning curves", words + not_drawn([method.name for method in methods]), figure)
+    return words + not_drawn([method.name for method in methods])
 
 
 def _shared(records: Sequence[Record], game: str, method: str) -> _Curve | None:
@@ -98,13 +110,17 @@ def _draw(axes: Axes, curve: _Curve, number: int, complete: bool) -> None:
     )
 
 
-def _legend(methods: Sequence[Method], games: Sequence[str], chance: Mapping[str, float]) -> list[Artist]:
+def _legend(
+    methods: Sequence[Method], games: Sequence[str], chance: Mapping[str, float], published: Mapping[str, Points]
+) -> list[Artist]:
     lines: list[Artist] = []
     for i, method in enumerate(methods):
         look = style(i, method.complete) | ({"marker": ""} if method.complete else {})
         lines.append(Line2D([], [], label=short(method.label(), 60), markersize=4, **look))
     if any(game in chance for game in games):
         lines.append(Line2D([], [], color=GREY, linestyle=(0, (1, 1)), label="random agent"))
+    if any(game in published for game in games):
+        lines.append(Line2D([], [], color=GREY, linewidth=1, marker="x", markersize=3, label="SPR in JAX, published"))
     if not all(method.complete for method in methods):
         lines.append(key(LACKING, complete=False, marker="o"))
     return lines

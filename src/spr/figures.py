@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
@@ -64,6 +65,48 @@ def box_plot(methods: Sequence[Method]) -> Drawing:
     if not all(method.complete for method in methods):
         words += " Hatched boxes lack games or runs, and can't be compared with the others."
     return drawing("box_plot", "Spread over games", words, figure)
+
+
+def by_game(methods: Sequence[Method]) -> Drawing:
+    """Draw each run of each game beside what runs of the authors' codes scored."""
+    spread = {row["game"]: row for row in reference_table("spr_run_spread")}
+    human = {name: _normalised(spread, name) for name in ("p5", "p25", "p50", "p75", "p95", "jax_mean_49")}
+    games = sorted(game_names(), key=human["p50"].__getitem__)
+    shown = methods[:MOST_LINES]
+    figure, axes = one_panel(1.4 + 0.24 * len(games))
+    for place, game in enumerate(games):
+        low, first, middle, third, high, jax = (human[name][game] for name in human)
+        axes.plot([low, high], [place, place], color="#D9D9D9", linewidth=5, solid_capstyle="butt")
+        axes.plot([first, third], [place, place], color="#A8A8A8", linewidth=5, solid_capstyle="butt")
+        axes.plot(middle, place, color="black", marker="|", markersize=6)
+        axes.plot(jax, place, color="black", marker="x", markersize=4, linestyle="")
+        for i, method in enumerate(shown):
+            if game in method.scores:
+                look = style(i, method.complete) | {"linestyle": "", "markersize": 4, "markeredgewidth": 0.9}
+                row = place + 0.2 * (i - (len(shown) - 1) / 2)
+                axes.plot(*zip(*((score, row) for score in method.human([game])[0]), strict=True), **look)
+    axes.set_yticks(range(len(games)), games, fontsize=7.5)
+    axes.set_ylim(-0.7, len(games) - 0.3)
+    axes.set_xscale("symlog", linthresh=1)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xticks([-0.25, 0, 0.25, 0.5, 0.75, 1, 2, 4, 8])
+    axes.axvline(1, color=GREY, linestyle=":", linewidth=1)
+    axes.set_xlabel("human-normalised score (logarithmic beyond 1)")
+    kinds = [
+        style(i, method.complete) | {"linestyle": "", "label": short(method.label())} for i, method in enumerate(shown)
+    ]
+    published = [
+        Line2D([], [], color="#D9D9D9", linewidth=5, label="authors' code: 90% of 100 runs"),
+        Line2D([], [], color="#A8A8A8", linewidth=5, label="half of them, and the median"),
+        Line2D([], [], color="black", marker="x", linestyle="", label="SPR in JAX: mean of 49 runs"),
+    ]
+    legend_outside(figure, [*(Line2D([], [], **kind) for kind in kinds), *published])
+    words = "Every marker is a run of ours. A method that is SPR has nine of ten markers inside the grey bars."
+    return drawing("by_game", "Runs by game", words + not_drawn([method.name for method in methods]), figure)
+
+
+def _normalised(rows: Mapping[str, Mapping[str, str]], column: str) -> dict[str, float]:
+    return {game: normalise(game, float(row[column]), reference_scores("human")[game]) for game, row in rows.items()}
 
 
 _PAPER: dict[str, Any] = {"facecolor": "#D9D9D9", "alpha": 0.75, "edgecolor": "black"}

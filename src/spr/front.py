@@ -7,10 +7,27 @@ import numpy as np
 from spr import stats, tables
 from spr.errors import plural
 from spr.games import game_names, reference_scores, reference_table, unlike_published
-from spr.results import Record
+from spr.results import PUBLISHED_ROMS, Record
 from spr.tables import Cell, Method, Table
 
 _SPR = ("SPR", "SPR (100 runs)", "SPR (JAX)")  # the paper's, and what its authors have measured since
+_BESIDE = {  # what is published of other presets, shown where they were played
+    "spr_noaug": ("SPR without augmentation",),
+    "der": ("DER", "DER (100 runs)"),
+    "drq": ("DrQ", "DrQ (100 runs)"),
+    "drq_eps": ("DrQ-eps (100 runs)",),
+    "curl": ("CURL", "CURL (100 runs)"),
+    "spr_resets": ("SPR + resets",),
+    "sr_spr": ("SR-SPR RR16",),
+    "bbf": ("BBF RR2",),
+    "bbf_rr8": ("BBF RR8",),
+}
+_RANGES = {1: ("p5", "p95", "90% of its runs"), 3: ("mean_of_3_lo", "mean_of_3_hi", "95% of means of three runs")}
+_RANGES[5] = (
+    "mean_of_5_lo",
+    "mean_of_5_hi",
+    "95% of means of five runs",
+)  # by how many runs of ours there are at least
 _STAR = "\\*"
 
 
@@ -27,7 +44,26 @@ def front_page(records: Sequence[Record], draws: int, random: np.random.Generato
     )
     if starred:
         words += f" {_STAR} played with another ROM than the published scores."
-    return "\n".join([*parts, words]) + "\n"
+    return "\n\n".join(["\n".join([*parts, words]), *_outside(records, methods)]) + "\n"
+
+
+def _outside(records: Sequence[Record], methods: Sequence[Method]) -> list[str]:
+    """Name the games in which SPR as we play it is not where its authors' code is, by what that code's runs spread."""
+    spread = {row["game"]: row for row in reference_table("spr_run_spread")}
+    lines = []
+    for method in methods:
+        if not any(record.method == method.name and record.preset == "spr" for record in records):
+            continue
+        least = min(len(runs) for runs in method.scores.values())
+        low, high, words = _RANGES[max(runs for runs in _RANGES if runs <= least)]
+        below = [game for game, runs in method.scores.items() if runs.mean() < float(spread[game][low])]
+        above = [game for game, runs in method.scores.items() if runs.mean() > float(spread[game][high])]
+        named = [f"{where} {', '.join(games)}" for where, games in (("below", below), ("above", above)) if games]
+        if named:
+            lines.append(
+                f"Means of {method.name} outside the range of the authors' code ({words}): {'; '.join(named)}."
+            )
+    return lines
 
 
 def _by_game(
@@ -56,11 +92,13 @@ def _ours(method: Method, game: str, star: bool, draws: int, random: np.random.G
 
 def _over_games(methods: Sequence[Method], draws: int, random: np.random.Generator) -> Table:
     table = tables.aggregates(methods, draws, random)
+    played = [method.name.removesuffix(PUBLISHED_ROMS) for method in methods]
+    shown = {*_SPR, *(name for preset in played for name in _BESIDE.get(preset, ()))}
     kept = [i for i, name in enumerate(table.columns) if name != "source" and "DQN" not in name]
     rows = []
     for row in table.rows:
         ours = row[1].value == "ours"
-        if ours or row[0].value in _SPR:
+        if ours or row[0].value in shown:
             name = row[0]._replace(value=f"{row[0].value}, ours" if ours else f"{row[0].value}, {row[1].value}")
             cells = [name, *row[1:]]
             # A single run of each game has no interval.

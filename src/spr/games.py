@@ -35,6 +35,13 @@ def game_names() -> tuple[str, ...]:
     return tuple(reference_scores("random"))
 
 
+def published_curves() -> dict[str, list[tuple[int, float]]]:
+    """Return by game what SPR scores after some steps: means of evaluations, 49 runs of its authors' JAX version."""
+    rows = reference_table("spr_learning_curve")
+    steps = {column: 1_000 * int(column.removesuffix("k")) for column in rows[0] if column != "game"}
+    return {row["game"]: [(step, float(row[column])) for column, step in steps.items()] for row in rows}
+
+
 def ale_rom(game: str) -> str | None:
     """Return the MD5 of ale-py's ROM of one of the 26 games; None for other games."""
     return next((row["ale_py"] for row in reference_table("roms") if row["game"] == game), None)

@@ -15,6 +15,7 @@ from spr.drawing import Drawing
 from spr.errors import UserError, plural
 from spr.files import remove_leftovers
 from spr.front import front_page
+from spr.games import published_curves
 from spr.page import Contents, page
 from spr.results import BENCHMARK, Reading, Record, read, with_equal_games
 from spr.sections import Section
@@ -94,12 +95,13 @@ def _drawings(
     """Draw what can be drawn, and say what the rest would need."""
     main = figures.main_methods(methods)
     drawn = [figures.iqms(main, draws, random), figures.profiles(main, draws, random), figures.box_plot(main)]
+    drawn.append(figures.by_game(main))
     wanted = {
         "Probability of improvement": (
             figures.improvement(main, draws, random),
             "two methods with a game in common",
         ),
-        "Learning curves": (curves(records, main), NEEDS),
+        "Learning curves": (curves(records, main, published=published_curves()), NEEDS),
         "Prediction depth": (figures.depth(methods), "two or more of spr_k1, spr_k2, ... with games in common"),
     }
     missing = [f"{title}: needs {needs}" for title, (found, needs) in wanted.items() if found is None]
