@@ -23,6 +23,7 @@ from spr import cluster, runs
 from spr.cli import main
 from spr.errors import UserError
 from spr.fleet import largest_fleet
+from spr.games import reference_table
 from spr.plan import Job, Rates, Settings, plan, unfinished
 from spr.sweep import Event, Overview, claimed, local, outcome
 
@@ -271,6 +272,11 @@ def test_a_known_gpus_rates_are_used_before_anything_is_finished(tmp_path, monke
     assert cost(Job("spr", ("pong",), tuple(range(10)))).seconds == pytest.approx(422.4 + 160)
     assert cost(Job("spr", ("pong",), (0, 1))).seconds == pytest.approx(100 * (1.624 + (4.224 - 1.624) / 9) + 32)
     assert cost(Job("spr", ("pong",), tuple(range(52)))).seconds == pytest.approx(879.8 * 2 + 832)
+    # DER makes one update per step where SPR makes two; rows of a preset's own come first.
+    assert cost(Job("der", ("pong",), (0,))).seconds == pytest.approx(81.2 + 16)
+    row = {"device": "NVIDIA H200", "preset": "bbf", "agents": "1", "step_ms": "10", "evaluation_s_per_agent": "16"}
+    monkeypatch.setattr("spr.plan.reference_table", lambda name: (*reference_table(name), row))
+    assert Rates([], settings(tmp_path, ())).cost(Job("bbf", ("pong",), (0,))).seconds == pytest.approx(1000 + 16)
 
 
 @pytest.mark.slow
