@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 import pytest
 import torch
@@ -44,6 +45,21 @@ HEARING = ["env", "--default-signal=HUP", sys.executable]
 def as_options(changes):
     """Write a configuration's changes as the command line takes them."""
     return [part for name, value in changes.items() for part in ("--set", f"{name}={value}")]
+
+
+# A whole run by the command line in a second or two.
+QUICK_RUN = as_options({"network.hidden": 8, "replay.batch_size": 4, "replay.n_step": 3, "learner.depth": 1})
+QUICK_RUN += ["--steps", "45", "--set", "schedule.learning_starts=40", "--set", "evaluation.episodes=1"]
+QUICK_RUN += ["--device", "cpu"]
+
+
+def wait_for(what, seconds=120):
+    """Ask until there is something, and return it."""
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+    return found
 
 
 def rewrite(file, **changes):

@@ -8,13 +8,12 @@ import resource
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
-from conftest import CPU, HEARING, TINY, as_options
+from conftest import CPU, HEARING, TINY, as_options, wait_for
 
 from spr import checkpoint, events, files, hardware, locks, runner, runs
 from spr.cli import main
@@ -437,14 +436,6 @@ def spr(*arguments, **how):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     words = [*HEARING, "-m", "spr", *map(str, arguments)]
     return subprocess.Popen(words, env=environment, text=True, preexec_fn=begin, **how)  # noqa: PLW1509
-
-
-def wait_for(what, seconds=120):
-    end = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-    return found
 
 
 @pytest.mark.slow

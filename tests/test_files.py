@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import as_options, rewrite
+from conftest import QUICK_RUN, rewrite
 from rich.table import Table
 from rich.text import Text
 
@@ -15,14 +15,11 @@ from spr.cli import main
 from spr.display import Terminal
 from spr.errors import UserError, visible
 
-TINY = as_options({"network.hidden": 8, "replay.batch_size": 4, "replay.n_step": 3, "learner.depth": 1})
-SHORT = ["--steps", "45", "--set", "schedule.learning_starts=40", "--set", "evaluation.episodes=1", "--device", "cpu"]
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("trained")
-    assert main(["train", "catch", *TINY, *SHORT, "--out", str(out)]) == 0
+    assert main(["train", "catch", *QUICK_RUN, "--out", str(out)]) == 0
     return out / "spr" / "catch" / "seed-0"
 
 
@@ -99,7 +96,7 @@ def test_leftovers_of_a_killed_process_are_removed_by_the_next_command_on_the_ru
     (run / "checkpoint-0000000040.safetensors.0badcafe.part").write_bytes(b"half")
     (run / "config.json.part").write_bytes(b"half")  # as up to 0.12
     (run / "mine.iso.part").write_bytes(b"a stranger's")
-    assert main(["train", "catch", *TINY, *SHORT, "--out", str(tmp_path), "--resume"]) == 0
+    assert main(["train", "catch", *QUICK_RUN, "--out", str(tmp_path), "--resume"]) == 0
     assert "finished already" in capsys.readouterr().out
     assert names(run) == sorted([*before, "mine.iso.part"])
     assert precious.read_text() == "mine"
@@ -113,13 +110,13 @@ def test_a_planted_link_in_a_run_is_never_written_through(run, tmp_path, capsys)
         (run / name).unlink()
         (run / name).symlink_to(precious)
         (run / f"{name}.part").symlink_to(precious)
-    assert main(["train", "catch", *TINY, *SHORT, "--out", str(tmp_path), "--overwrite"]) == 0
+    assert main(["train", "catch", *QUICK_RUN, "--out", str(tmp_path), "--overwrite"]) == 0
     assert precious.read_text() == "mine"
     assert not any(path.is_symlink() for path in run.iterdir())
     lock = run.parent / ".seed-0.lock"
     lock.symlink_to(precious)
     capsys.readouterr()
-    assert main(["train", "catch", *TINY, *SHORT, "--out", str(tmp_path), "--resume"]) == 2
+    assert main(["train", "catch", *QUICK_RUN, "--out", str(tmp_path), "--resume"]) == 2
     assert ".seed-0.lock is a link" in capsys.readouterr().err
     assert precious.read_text() == "mine"
 
@@ -144,7 +141,7 @@ DAMAGES = {
 @pytest.mark.parametrize("name", ["config.json", "result.json"])
 def test_commands_on_a_damaged_folder_end_with_one_line_and_code_2(name, damage, run, tmp_path, capsys):
     (run / name).write_bytes(DAMAGES[damage]((run / name).read_bytes()))
-    train = ["catch", *TINY, *SHORT, "--out", str(tmp_path)]
+    train = ["catch", *QUICK_RUN, "--out", str(tmp_path)]
     commands = {
         "evaluate": ["evaluate", str(run)],
         "watch": ["watch", str(run), "--out", str(tmp_path / "film.mp4")],

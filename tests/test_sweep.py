@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CPU, HEARING, TINY
+from conftest import CPU, HEARING, TINY, wait_for
 from rich.console import Console
 
 from spr import cluster, runs
@@ -81,14 +81,6 @@ def descendants(process):
         with contextlib.suppress(OSError):  # gone meanwhile
             if process in parents(other):
                 found.append(other)
-    return found
-
-
-def wait_for(what, seconds=120):
-    end = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
     return found
 
 

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import as_options, rewrite
+from conftest import QUICK_RUN, rewrite
 from safetensors.torch import load_file, save_file
 
 import spr
@@ -14,14 +14,11 @@ from spr import runs
 from spr.cli import main
 from spr.errors import UserError
 
-TINY = as_options({"network.hidden": 8, "replay.batch_size": 4, "replay.n_step": 3, "learner.depth": 1})
-SHORT = ["--steps", "45", "--set", "schedule.learning_starts=40", "--set", "evaluation.episodes=1", "--device", "cpu"]
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("run")
-    assert main(["train", "catch", *TINY, *SHORT, "--out", str(out)]) == 0
+    assert main(["train", "catch", *QUICK_RUN, "--out", str(out)]) == 0
     folder = out / "spr" / "catch" / "seed-0"
     assert main(["export", str(folder), str(out / "agent.safetensors")]) == 0
     return folder
@@ -121,7 +118,7 @@ class Nowhere(gymnasium.Env):
 
 def test_a_score_that_is_not_a_number_is_no_result(run, tmp_path, capsys):
     gymnasium.register("Nowhere-v0", Nowhere)
-    assert main(["train", "Nowhere-v0", *TINY, *SHORT, "--out", str(tmp_path)]) == 1
+    assert main(["train", "Nowhere-v0", *QUICK_RUN, "--out", str(tmp_path)]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "'Nowhere-v0' gave a reward of nan, which no score can be made of" in said
     assert not list(tmp_path.rglob("result.json"))
