@@ -23,8 +23,7 @@ def whole(function):
 @pytest.mark.parametrize(
     ("preset", "changes"),
     [
-        *((name, {}) for name in ("spr", "spr_authors", "spr_noaug", "curl", "otrainbow", "spr_nostopgrad")),
-        *((name, {}) for name in ("contrastive_1step", "sr_spr")),
+        *((name, {}) for name in ("spr", "spr_noaug", "curl", "otrainbow", "spr_nostopgrad", "contrastive_1step")),
         ("sr_spr", {"replay.n_step_end": 3, "replay.gamma_end": 0.997, "schedule.anneal_updates": 4} | ADAMW),
     ],
 )

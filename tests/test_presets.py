@@ -177,15 +177,15 @@ def test_curl_sees_crops_only_where_it_compares_them():
 
 @pytest.mark.slow
 def test_the_quadratic_loss_collapses_the_latents_and_the_cosine_does_not():
-    quick = {"network.hidden": 64, "replay.batch_size": 16, "learner.depth": 2, "replay.n_step": 5}
+    quick = {"network.hidden": 64, "replay.batch_size": 8, "learner.depth": 2, "replay.n_step": 5}
     quick |= {"schedule.learning_starts": 400, "schedule.steps": 600, "learner.learning_rate": 5e-4}
     spread = {}
     for preset in ("spr", "spr_quadratic"):
         config = preset_config(preset).override(quick)
-        fleet = assemble(config, make("catch", 3, obs=config.observation), [0, 1, 2], CPU)
+        fleet = assemble(config, make("catch", 2, obs=config.observation), [0, 1], CPU)
         rows = [info.rows for info in train(fleet) if info.rows]
-        # Of three seeds the one in the middle: a single run's varies by a factor of ten.
-        spread[preset] = np.median([np.mean([row[i]["spread"] for row in rows[-5:]]) for i in range(3)])
+        # Of two seeds: a single run's varies by a factor of ten, the two losses' by thirty or more.
+        spread[preset] = np.mean([row[i]["spread"] for row in rows[-5:] for i in range(2)])
     assert spread["spr_quadratic"] < 0.2 * spread["spr"], spread
 
 
