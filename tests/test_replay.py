@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spr.augment import observations, views_of
-from spr.config import Config
+from spr.config import BOOTSTRAPS, Config
 from spr.replay import Replay, memory_needed
 
 GAMMA = 0.9
@@ -249,10 +249,15 @@ def test_with_the_authors_ends_only_the_first_step_cuts_and_the_last_state_befor
     assert found == {None, *range(n_step)}  # the history held every case
 
 
+@pytest.mark.parametrize("early", [0, 1])
 @pytest.mark.parametrize(("start", "end", "depth"), [(10, 3, 5), (3, 10, 2), (10, 3, 0)])
-def test_returns_of_a_changing_length_equal_a_slow_loop(start, end, depth):
-    """Every n between the two: returns, discounts and bootstraps are of n steps, all else as for the longest."""
+def test_returns_of_a_changing_length_equal_a_slow_loop(start, end, depth, early):
+    """Every n between the two: returns, discounts and bootstraps are of n steps, all else as for the longest.
+
+    As in the released code of SR-SPR and BBF the state that is valued may lie one step before the last reward.
+    """
     changes = {"replay.n_step_end": end, "replay.gamma_end": 0.99, "schedule.anneal_updates": 100}
+    changes["replay.bootstrap_at"] = BOOTSTRAPS[early]
     config = small_config(capacity=600, n_step=start, depth=depth).override(changes)
     random = np.random.default_rng(1)
     ends = random.choice([ON] * 8 + [TERMINAL, TERMINAL, TRUNCATED], 400).tolist()
@@ -271,20 +276,23 @@ def test_returns_of_a_changing_length_equal_a_slow_loop(start, end, depth):
         pixels = observations(batch.frames, offsets, batch.visible, plain_params(100, len(views)), 0, torch.float32)
         pixels = (pixels[0, :, :, :, 40, 40] * 255).round().int()  # [O, B, 4]
         for row, t in enumerate(batch.start[0].tolist()):
-            total, discount = oracle.n_step_return(t, n, gamma)
+            total, _ = oracle.n_step_return(t, n, gamma)
+            _, discount = oracle.n_step_return(t, n - early, gamma)
             assert batch.returns[0, row].item() == pytest.approx(total, abs=1e-5)
-            assert batch.discount[0, row].item() == pytest.approx(discount, abs=1e-6)
+            assert batch.discount[0, row].item() == pytest.approx(discount * gamma**early, abs=1e-6)
             assert batch.mask[0, row].tolist() == oracle.mask(t)
-            for o, offset in enumerate([view.offset for view in views[:-1]] + [n]):
+            for o, offset in enumerate([view.offset for view in views[:-1]] + [n - early]):
                 assert pixels[o, row].tolist() == [value % 256 for value in oracle.stack(t + offset)]
 
 
-def test_at_its_longest_a_changing_return_is_the_constant_one():
-    changes = {"replay.n_step_end": 2, "schedule.anneal_updates": 100}
+@pytest.mark.parametrize("early", [0, 1])
+def test_at_its_longest_a_changing_return_is_the_constant_one(early):
+    where = {"replay.bootstrap_at": BOOTSTRAPS[early]}
+    changes = {"replay.n_step_end": 2, "schedule.anneal_updates": 100} | where
     random = np.random.default_rng(2)
     ends = random.choice([ON] * 8 + [TERMINAL], 59).tolist()
     history = ends, [0] * 59, random.integers(-1, 2, 59).astype(float).tolist()
-    constant = fill(small_config(n_step=4), *history)
+    constant = fill(small_config(n_step=4).override(where), *history)
     changing = fill(small_config(n_step=4).override(changes), *history)
     uniform, beta = torch.from_numpy(random.random((1, 50))), torch.tensor(0.4)
     plain = constant.sample(uniform, beta)

@@ -89,6 +89,9 @@ def test_learning_goes_on_while_n_and_gamma_change():
         ({"replay.gamma_end": 0.997}, "replay.gamma_end needs updates to get there"),
         ({"learner.learning_rate_end": 1e-5}, "learner.learning_rate_end needs updates to get there"),
         (BBF | {"replay.ends": "first"}, "replay.ends=first is for one length of return"),
+        ({"replay.bootstrap_at": "n-1", "replay.n_step": 1}, "bootstrap_at=n-1 needs returns of two steps or more"),
+        ({"replay.bootstrap_at": "n-1", "replay.ends": "first"}, "and replay.ends=all"),
+        ({"replay.bootstrap_at": "n-2"}, "replay.bootstrap_at"),
         (BBF | {"replay.gamma_end": 1.0}, "must stay below 1"),
         (BBF | {"replay.gamma": 1.0}, "must stay below 1"),
         (

@@ -33,7 +33,7 @@ def views_of(config: Config) -> tuple[View, ...]:
         View("obs", 0, rl, needs_grad=True),
         *([View("anchor", 0, augmented=True, needs_grad=True)] if targets and not rl else []),
         *(View("target", offset, augmented=True, needs_grad=learnt) for offset in targets),
-        View("bootstrap", config.longest_return, rl, needs_grad=False),
+        View("bootstrap", config.longest_return - config.bootstrap_early, rl, needs_grad=False),
     )
 
 

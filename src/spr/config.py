@@ -15,6 +15,7 @@ from spr.errors import UserError, did_you_mean
 PROJECTIONS = ("head", "mlp", "none")
 RL_LOSSES = ("categorical", "huber")
 ENDS = ("all", "first")
+BOOTSTRAPS = ("n", "n-1")
 INITIALISATIONS = ("library", "xavier")
 PRIORITIES = ("kl", "cross_entropy")
 REDRAWN = ("outputs", "head")
@@ -94,6 +95,11 @@ class ReplayConfig:
         "all",
         lambda: ENDS,
         "Which ends within n steps cut the bootstrap: all, or only that of the first one (released code).",
+    )
+    bootstrap_at: str = declare.choice(
+        "n",
+        lambda: BOOTSTRAPS,
+        "Steps to the bootstrap's state: n, or n-1 with n rewards and gamma^n (released code of SR-SPR and BBF).",
     )
     priority: str = declare.choice(
         "kl",
@@ -295,6 +301,10 @@ class Config:
             raise UserError(f"{name} needs updates to get there: set schedule.anneal_updates, such as 10000")
         if replay.n_step_end and replay.ends == "first":
             raise UserError("replay.ends=first is for one length of return: set replay.n_step_end=0")
+        if replay.bootstrap_at != "n" and (replay.ends == "first" or min(replay.n_step, replay.n_step_end or 2) < 2):
+            raise UserError(
+                f"replay.bootstrap_at={replay.bootstrap_at} needs returns of two steps or more, and replay.ends=all"
+            )
         if replay.gamma_end and max(replay.gamma, replay.gamma_end) == 1:
             raise UserError("a discount that changes must stay below 1: set replay.gamma and replay.gamma_end so")
         if learner.learning_rate_end and not learner.learning_rate:
@@ -337,6 +347,11 @@ class Config:
     def longest_return(self) -> int:
         """The largest n of the multi-step return, where that changes: what a sequence must reach at any time."""
         return max(self.replay.n_step, self.replay.n_step_end)
+
+    @property
+    def bootstrap_early(self) -> int:
+        """How many steps before the end of the multi-step return the bootstrap's state lies."""
+        return int(self.replay.bootstrap_at == "n-1")
 
     @property
     def reset_interval(self) -> int:

@@ -73,6 +73,7 @@ class Replay:
         self._crossed = torch.arange(n_step, device=device)
         self._powers = config.replay.gamma ** torch.arange(n_step + 1, device=device, dtype=torch.float32)
         self._targets = slice(offsets[0], offsets[-1] + 1) if (offsets := config.target_offsets) else slice(0, 0)
+        self._early = config.bootstrap_early
         self._n_step, self._depth = n_step, max(config.learner.depth, 1)
         self._agent = torch.arange(agents, device=device)[:, None]
 
@@ -143,7 +144,7 @@ class Replay:
         """Return where each observation's stack starts in a sequence, [O], if the bootstrap is n steps ahead."""
         if n_step is None:
             return self.offsets
-        return torch.where(self._is_bootstrap, n_step.to(self.offsets.dtype), self.offsets)
+        return torch.where(self._is_bootstrap, n_step.to(self.offsets.dtype) - self._early, self.offsets)
 
     def sample(self, uniform: Tensor, beta: Tensor, n_step: Tensor | None = None, gamma: Tensor | None = None) -> Batch:
         """Sample sequences with probability proportional to priority, by uniform numbers [S, B]; beta is a scalar.
@@ -162,7 +163,7 @@ class Replay:
         steps_alive = torch.where(later, later.shape[-1], self._ahead[:-1]).amin(-1, keepdim=True)
         alive = (self._ahead <= steps_alive).float()
         n = self._n_step
-        going = alive[..., n]
+        going = alive[..., n - self._early]
         if self._first_only:
             going = alive[..., 1]
             valued = self._valued(index, steps_alive)
@@ -170,7 +171,7 @@ class Replay:
         rewards = self.rewards[agent, slots[..., stack - 1 : stack - 1 + n]]
         powers, last = self._powers[:n], self._powers[n]
         if n_step is not None and gamma is not None:
-            going = (n_step <= steps_alive).float().squeeze(-1)
+            going = (n_step - self._early <= steps_alive).float().squeeze(-1)
             powers = torch.where(self._crossed < n_step, gamma**self._crossed, 0).float()
             last = (gamma**n_step).float()
         priority = self.priority[self._agent, index]
