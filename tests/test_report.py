@@ -143,6 +143,11 @@ def test_unequal_numbers_of_runs_are_incomplete_too():
     assert Method("m", scores).complete
     assert not Method("m", scores | {"pong": np.zeros(2)}).complete
     assert Method("m", scores | {"pong": np.zeros(2)}).runs_text() == "26 games, 2 to 3 runs each"
+    random = np.random.default_rng(0)
+    for lacking, words in (({"pong": np.zeros(2)}, "unequally many runs"), ({}, "Human-normalised")):
+        assert words in tables.aggregates([Method("m", scores | lacking)], 20, random).notes[-1]
+    few = tables.aggregates([Method("m", {"pong": np.zeros(3)})], 20, random)
+    assert "must not be compared with rows of 26 games" in few.notes[-1]
 
 
 def test_every_figure_is_a_png_beside_the_page_and_inside_it(full):

@@ -239,12 +239,13 @@ def aggregates(methods: Sequence[Method], draws: int, random: np.random.Generato
         "middle half of all runs; the optimality gap is what runs lack to the human score. Intervals are 95% "
         "stratified bootstrap.",
     ]
-    partly = [method for method in methods if not method.complete]
-    if partly:
+    if any(len(method.scores) < method.all_games for method in methods):
         notes.append(
             "Rows marked incomplete lack games or runs: they must not be compared with rows of 26 games. "
             "The table of the same games, below, is what they can be compared by."
         )
+    elif not all(method.complete for method in methods):
+        notes.append("Rows marked incomplete have unequally many runs of their games, and games with few weigh less.")
     columns = ["method", "source", "runs", *_AGGREGATES, *_BY_DQN]
     return Table("aggregates", "Aggregates over games", columns, rows, notes)
 
