@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import CPU
+from conftest import CPU, LITTLE_FRAMES
 
 from spr import evaluation as evaluate
 from spr.actor import Actor
@@ -132,20 +132,50 @@ def atari(games, config, room=18):
 
 
 @pytest.mark.slow
-def test_emulators_in_processes_of_their_own_play_the_same_games(monkeypatch):
+@pytest.mark.parametrize(("channels", "games"), [(1, ["pong", "breakout", "alien"]), (3, ["breakout"])])
+def test_emulators_in_processes_of_their_own_play_the_same_games(monkeypatch, channels, games):
     """Games of other lengths and numbers of actions; freed processes go on with another game."""
     changes = {"evaluation.episodes": 9, "evaluation.epsilon": 0.5, "evaluation.max_steps": 60, "network.hidden": 4}
-    config, games = Config().override(changes), ["pong", "breakout", "alien"]
+    config = Config().override(changes | LITTLE_FRAMES | {"observation.channels": channels})
     monkeypatch.setattr(evaluate, "cores", lambda: 2)
     monkeypatch.setattr(evaluate, "_WORTH_STARTING", 0)
-    agents = Agents(games, atari(games, config), [0, 5, 7])
+    agents = Agents(games, atari(games, config), [0, 5, 7][: len(games)])
     *_, here = play(config, agents)
-    monkeypatch.setattr(evaluate, "_home", lambda config, _, rows: Processes((2, rows, 2), config.observation))
+    monkeypatch.setattr(evaluate, "_home", lambda config, _, rows: Processes((2, rows, 3), config.observation))
     *_, apart = play(config, agents)
     assert apart.scores == here.scores
     assert apart.lengths == here.lengths
-    assert apart.finished == here.finished == 27
+    assert apart.finished == here.finished == 9 * len(games)
     assert {length for lengths in here.lengths for length in lengths if length > 1} >= {60}  # cut there
+
+
+def test_an_emulator_without_games_rests_while_others_play_on():
+    home = Processes((1, 1, 2), ObservationConfig())
+    try:
+        row = home.open((0, 0), "freeway", Rules(0, 0.0, 10), [[Game(0, 1)], [Game(1, 2), Game(2, 3)]])
+        ended, shown = row.take(), []
+        for _ in range(20):
+            row.send()
+            ended += row.take()
+            shown.append(home.arrays.frame[0, 0].copy())
+        assert [(game.number, game.length) for game in ended] == [(0, 10), (1, 10), (2, 10)]
+        assert row.over
+    finally:
+        home.close()
+    assert all((later[0] == shown[9][0]).all() for later in shown[9:])
+    assert any((later[1] != shown[9][1]).any() for later in shown[9:])
+
+
+@pytest.mark.parametrize(("agents", "episodes", "size"), [(26, 100, 3), (10, 100, 3), (1, 100, 1), (1, 2, 1)])
+def test_every_process_has_games_before_one_has_several_at_a_time(monkeypatch, agents, episodes, size):
+    class OnGpu:
+        device = torch.device("cuda")
+
+    monkeypatch.setattr(evaluate, "Processes", lambda shape, _: shape)
+    config = Config().override({"evaluation.episodes": episodes})
+    rows = max(agents, 16)
+    found = evaluate._home(config, Agents(["pong"] * agents, {"weight": OnGpu()}, range(agents)), rows)
+    assert found == (2, rows, size)
 
 
 def test_what_goes_wrong_in_a_process_of_its_own_is_raised_here():

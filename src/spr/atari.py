@@ -13,6 +13,11 @@ from spr.errors import UserError
 from spr.games import unlike_published
 from spr.roms import rom_checksum, rom_path
 
+HEIGHT, WIDTH = 210, 160  # of the console's own frames
+ROOM = 18  # actions that the console has
+FRAME_SKIP = 4
+NOOP_MAX = 30  # a game begins with fewer
+MAX_FRAMES = 108_000  # of a game
 _GRAY = ObservationConfig()  # what the paper's agents see
 
 
@@ -27,15 +32,15 @@ class Atari:
             )
         rom = rom_path(game)
         settings: dict[str, Any] = {
-            "max_num_frames_per_episode": 108_000,
+            "max_num_frames_per_episode": MAX_FRAMES,
             "repeat_action_probability": 0.0,
             "full_action_space": False,
             "img_height": obs.height,
             "img_width": obs.width,
             "grayscale": obs.channels == 1,
-            "frameskip": 4,
+            "frameskip": FRAME_SKIP,
             "maxpool": True,
-            "noop_max": 30,
+            "noop_max": NOOP_MAX,
             "use_fire_reset": False,
             "reward_clipping": False,
             # A lost life is reported without resetting the game; `episodic_life` would reset it.
@@ -50,7 +55,7 @@ class Atari:
         )
         # Room for all of the console's actions, whichever game is played: so an agent draws the same numbers in any
         # company, and one compiled update serves every game.
-        self.num_actions = 18
+        self.num_actions = ROOM
         self.action_names = [action.name for action in self._ale.get_action_set()]
         self._game, self._actions = game, len(self.action_names)
         self.own_actions: list[int] | None = [self._actions] * count
@@ -81,8 +86,7 @@ class Atari:
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Let the emulator's threads repeat the actions for four frames."""
-        if action.max() >= self._actions:  # the emulator would never answer
-            raise ValueError(f"{self._game} has {self._actions} actions, and {action.max()} was chosen")
+        check_actions(self._game, self._actions, action)
         self._ale.send(action, self._strength)
 
     def recv(self) -> Step:
@@ -107,13 +111,11 @@ class ShownAtari:
     from: the emulator takes gray from its own palette, and the brighter of two frames after that.
     """
 
-    HEIGHT, WIDTH = 210, 160  # the console's own
-
     def __init__(self, game: str, obs: ObservationConfig = _GRAY) -> None:
         """Load the ROM twice."""
         self._mine = Atari(game, 1, 1, obs)
-        self._colour = Atari(game, 1, 1, replace(obs, height=self.HEIGHT, width=self.WIDTH, channels=3))
-        self._picture = np.zeros((self.HEIGHT, self.WIDTH, 3), np.uint8)
+        self._colour = Atari(game, 1, 1, replace(obs, height=HEIGHT, width=WIDTH, channels=3))
+        self._picture = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
         self._game = game
         self.num_actions, self.own_actions = self._mine.num_actions, self._mine.own_actions
         self.action_names, self.protocols = self._mine.action_names, self._mine.protocols
@@ -152,6 +154,12 @@ class ShownAtari:
 
     def _see(self, frames: Frames) -> None:
         self._picture = to_image(frames[0].transpose(1, 2, 0))
+
+
+def check_actions(game: str, count: int, action: NDArray[np.int64]) -> None:
+    """Raise if an action is not one of the game's own, to which ale-py's vector would never answer."""
+    if action.max() >= count:
+        raise ValueError(f"{game} has {count} actions, and {action.max()} was chosen")
 
 
 def _channels_first(frames: NDArray[np.uint8]) -> Frames:

@@ -23,11 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spr.atari import Atari
+from spr.emulator import Emulator
 from spr.environment import ObservationConfig
 from spr.errors import UserError
 from spr.playing import Arrays, Ended, Game, Games, Rules
 
 _STEP = b""  # as an order; as an answer: nothing has ended
+# NumPy's library for matrices would start a thread for every core, of which every one spins for a while.
+_ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _NICE = 5  # emulators stand back for the process that feeds them all
 
 
@@ -77,6 +80,7 @@ class _Process:
                 [sys.executable, "-m", "spr.elsewhere", str(there.fileno()), *told],
                 pass_fds=(there.fileno(), memory),
                 start_new_session=True,
+                env=os.environ | _ALONE,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
@@ -171,14 +175,14 @@ def _shared(memory: int, shape: tuple[int, int, int], obs: ObservationConfig) ->
 
 
 class _Server:
-    """What the other process does."""
+    """What the other process does: every emulator plays its own games, and rests when it has none left."""
 
     def __init__(self, arrays: Arrays, obs: ObservationConfig) -> None:
         self._arrays, self._obs = arrays, obs  # of all rows, until it is told which is its own
         self._mine = arrays
-        self._made = ("", 0)  # which game's emulators there are, and how many
-        self._atari: Atari
-        self._games: Games
+        self._game = ""
+        self._emulators: list[Emulator | Atari] = []  # of that game
+        self._games: list[Games] = []  # of each place
 
     def answer(self, order: bytes) -> bytes:
         """Do what was ordered; what goes wrong is told to whom it concerns."""
@@ -191,29 +195,49 @@ class _Server:
         return json.dumps(answer).encode() if answer else b""
 
     def _do(self, order: bytes) -> dict[str, Any]:
-        facts: dict[str, Any] = {}
-        ended: list[Ended] = []
         if order == _STEP:
-            self._games.send(self._mine.action)
-            ended = self._games.recv()
+            ended = [game for place in range(len(self._games)) for game in self._step(place)]
+            return {"ended": ended, "idle": self._idle} if ended else {}
+        what = json.loads(order)
+        if "game" in what:
+            self._open(what["game"], tuple(what["where"]), Rules(*what["rules"]), list(map(_chain, what["chains"])))
         else:
-            what = json.loads(order)
-            if "game" in what:
-                chains = [_chain(chain) for chain in what["chains"]]
-                self._open(what["game"], len(chains))
-                self._mine = Arrays(*(array[tuple(what["where"])][: len(chains)] for array in self._arrays))
-                self._games = Games(self._atari, Rules(*what["rules"]), chains)
-            else:
-                self._games.go_on({int(place): _chain(chain) for place, chain in what["next"].items()})
-            facts = {"own_actions": len(self._atari.action_names), "num_actions": self._atari.num_actions}
-        self._mine.frame[:], self._mine.is_first[:] = self._games.frame, self._games.is_first
-        return {**facts, "ended": ended, "idle": self._games.idle} if facts or ended else {}
+            for place, chain in what["next"].items():
+                self._games[int(place)].go_on({0: _chain(chain)})
+                self._show(int(place))
+        first = self._emulators[0]
+        facts = {"own_actions": (first.own_actions or [first.num_actions])[0], "num_actions": first.num_actions}
+        return {**facts, "ended": [], "idle": self._idle}
 
-    def _open(self, game: str, count: int) -> None:
-        if self._made != (game, count):
-            self._made = ("", 0)
-            self._atari = Atari(game, count, 1, self._obs)
-            self._made = (game, count)
+    @property
+    def _idle(self) -> list[int]:
+        return [place for place, games in enumerate(self._games) if games.idle]
+
+    def _step(self, place: int) -> list[Ended]:
+        games = self._games[place]
+        if games.idle:
+            return []
+        games.send(self._mine.action[place : place + 1])
+        ended = games.recv()
+        self._show(place)
+        return ended
+
+    def _show(self, place: int) -> None:
+        games = self._games[place]
+        self._mine.frame[place], self._mine.is_first[place] = games.frame[0], games.is_first[0]
+
+    def _open(self, game: str, where: tuple[int, int], rules: Rules, chains: list[list[Game]]) -> None:
+        if self._game != game:
+            self._emulators.clear()
+            self._game = game
+        while len(self._emulators) < len(chains):
+            plain = Emulator.shows(self._obs)
+            self._emulators.append(Emulator(game, self._obs) if plain else Atari(game, 1, 1, self._obs))
+        self._mine = Arrays(*(array[where][: len(chains)] for array in self._arrays))
+        pairs = zip(self._emulators, chains, strict=False)
+        self._games = [Games(emulator, rules, [chain]) for emulator, chain in pairs]
+        for place in range(len(chains)):
+            self._show(place)
 
 
 def _chain(games: Sequence[Any]) -> list[Game]:

@@ -28,8 +28,9 @@ from spr.hardware import cores
 from spr.networks import crop_actions, networks_without_weights, num_actions_of, pad_actions, valid_actions
 from spr.playing import CHAIN, Arrays, Ended, Game, Games, Home, Row, Rules
 
-_EMULATORS = 2  # of a row: few, since all of them step until the last of their games is over
-_THREADS = 1  # of a row in this process
+_EMULATORS = 2  # of a row in this process: few, since all of them step until the last of their games is over
+_THREADS = 1  # of such a row
+_IN_A_PROCESS = 3  # emulators: they share messages, and one after another they take longer to end the last games
 _WORTH_STARTING = 2_000  # steps that an agent must have left to play: emulators take about as long to start
 
 
@@ -113,11 +114,13 @@ def _home(config: Config, agents: Agents, rows: int) -> Home:
     In processes of their own no row waits for another: that is for a GPU, which chooses actions for some as fast as for
     all. A CPU does not, and has few cores for emulators beside that.
     """
-    size = min(_EMULATORS, config.evaluation.episodes)
+    episodes = config.evaluation.episodes
     on_gpu = next(iter(agents.params.values())).device.type == "cuda"
     if on_gpu and all(family(game) == "atari" for game in agents.games):
-        return Processes((2, rows, size), config.observation)
-    return _Here((2, rows, size), config.observation, agents.arguments)
+        # Every process has games to play before one has several at a time.
+        chains = len(agents.games) * -(-episodes // CHAIN)
+        return Processes((2, rows, max(1, min(_IN_A_PROCESS, chains // (2 * rows)))), config.observation)
+    return _Here((2, rows, min(_EMULATORS, episodes)), config.observation, agents.arguments)
 
 
 class _Here:

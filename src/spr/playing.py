@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spr.environment import Envs
+from spr.environment import Frames, Step
 
 CHAIN = 2  # games that follow each other in an emulator
 _BLOCK = 256  # steps for which a game draws its exploration at once
@@ -39,6 +39,30 @@ class Rules(NamedTuple):
     seed: int  # the agent's
     epsilon: float
     limit: int  # steps after which a game is over, whatever the emulator says
+
+
+class Played(Protocol):
+    """What games are played by: so much of `Envs`."""
+
+    @property
+    def num_actions(self) -> int:
+        """How many actions an agent has room for."""
+
+    @property
+    def own_actions(self) -> list[int] | None:
+        """How many of them each emulator's game has, if it may have fewer; known once the first games have started."""
+
+    def reset(self, seeds: Sequence[int]) -> Frames:
+        """Start a game in each emulator."""
+
+    def restart(self, places: Sequence[int], seeds: Sequence[int]) -> Frames:
+        """Start new games in some of them."""
+
+    def send(self, action: NDArray[np.int64]) -> None:
+        """Begin a step of all."""
+
+    def recv(self) -> Step:
+        """Wait for it."""
 
 
 class Arrays(NamedTuple):
@@ -113,7 +137,7 @@ def exploration(rng: np.random.Generator, epsilon: float, actions: int) -> tuple
 class Games:
     """Emulators that step together, and the games that are played there; arrays [E, ...]."""
 
-    def __init__(self, envs: Envs, rules: Rules, chains: Sequence[Sequence[Game]]) -> None:
+    def __init__(self, envs: Played, rules: Rules, chains: Sequence[Sequence[Game]]) -> None:
         """Start the first game of a chain in each emulator."""
         count = len(chains)
         self.envs, self._rules = envs, rules
@@ -121,8 +145,8 @@ class Games:
         self._rng = [stream(rules.seed, chain[0].number) for chain in chains]
         self._score, self._length = np.zeros(count), np.zeros(count, np.int64)
         self._explores, self._other = np.zeros((count, _BLOCK), np.bool_), np.zeros((count, _BLOCK), np.int64)
-        self._own = (envs.own_actions or [envs.num_actions])[0]
         self.frame = envs.reset([chain[0].start for chain in chains]).copy()
+        self._own = (envs.own_actions or [envs.num_actions])[0]
         self.is_first = np.ones(count, np.bool_)
 
     @property

@@ -1,0 +1,111 @@
+"""An emulator in the caller's own thread plays, to the last pixel, what ale-py's vector plays."""
+
+import numpy as np
+import pytest
+
+from spr import atari, emulator
+from spr.atari import Atari
+from spr.emulator import Emulator, Resized
+from spr.environment import ObservationConfig
+
+GRAY = ObservationConfig()
+
+
+def assert_same_game(game, steps, obs=GRAY, seeds=(5, 2**31 - 1)):
+    """Play both with the same random actions; return how many games came to their end."""
+    vector, mine = Atari(game, 1, 1, obs), Emulator(game, obs)
+    random, over = np.random.default_rng(1), 0
+    for seed in seeds:
+        assert (mine.reset([seed]) == vector.reset([seed])).all()
+        assert (mine.own_actions, mine.num_actions) == (vector.own_actions, vector.num_actions)
+        for _ in range(steps):
+            action = random.integers(mine.own_actions[0], size=1)
+            vector.send(action)
+            mine.send(action)
+            for theirs, ours in zip(vector.recv(), out := mine.recv(), strict=True):
+                assert theirs.dtype == ours.dtype
+                assert theirs.shape == ours.shape
+                assert (theirs == ours).all()
+            over += out.game_over[0]
+    return over
+
+
+# Lives of Bank Heist end at 0, which is no lost one; Amidar may show none at first; Breakout's games are short.
+@pytest.mark.parametrize(("game", "games"), [("bank_heist", 2), ("amidar", 2), ("breakout", 8), ("krull", 0)])
+def test_it_plays_the_games_of_the_vector(game, games):
+    assert assert_same_game(game, 900) >= games
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", ["alien", "asterix", "crazy_climber", "hero", "pong", "road_runner", "up_n_down"])
+def test_it_plays_other_games_of_the_vector(game):
+    assert_same_game(game, 600)
+
+
+def test_a_time_limit_ends_games_as_in_the_vector(monkeypatch):
+    for module in (atari, emulator):
+        monkeypatch.setattr(module, "MAX_FRAMES", 100)
+    assert assert_same_game("freeway", 110) == 8  # 25 steps each, from either seed
+
+
+@pytest.mark.parametrize(("height", "width"), [(96, 70), (44, 44), (83, 61), (105, 100), (209, 159)])
+def test_frames_of_other_sizes_are_the_same(height, width):
+    obs = ObservationConfig(height=height, width=width)
+    assert Emulator.shows(obs)
+    assert_same_game("ms_pacman", 40, obs, [3])
+
+
+@pytest.mark.parametrize("size", [(105, 80), (70, 80), (210, 84), (84, 160), (300, 300)])
+def test_frames_that_opencv_makes_in_other_ways_are_not_shown(size):
+    assert not Resized.fits(*size)
+
+
+def test_no_colours_are_shown():
+    assert not Emulator.shows(ObservationConfig(channels=3))
+
+
+def test_a_smaller_pixel_is_the_mean_of_the_area_that_it_covers():
+    """Of 210 rows every 2.5 make one, of 160 columns every 40/21."""
+    frame = np.zeros((210, 160), np.uint8)
+    frame[2, :] = 200
+    small = Resized(84, 84)(frame)
+    assert (small[0] == 40).all()  # half of row 2: a fifth of 2.5 rows
+    assert (small[1] == 40).all()
+    assert not small[2:].any()
+    frame[:], frame[:, 0] = 0, 200
+    small = Resized(84, 84)(frame)
+    assert (small[:, 0] == 105).all()  # 200 * 21 / 40
+    assert not small[:, 1:].any()
+
+
+def test_rows_that_look_as_before_are_kept_and_no_others():
+    """Whatever was shown before, a frame is made smaller as by somebody who sees it first."""
+    random, memory = np.random.default_rng(0), Resized(84, 84)
+    frame = random.integers(256, size=(210, 160), dtype=np.uint8)
+    for _ in range(50):
+        row, column = random.integers([210, 160])
+        frame[row : row + random.integers(8), column : column + random.integers(8)] = random.integers(256)
+        assert (memory(frame) == Resized(84, 84)(frame)).all()
+
+
+def test_numbers_of_no_ops_are_drawn_as_by_the_c_library():
+    class Given:
+        """A generator that gives these words."""
+
+        def __init__(self, *words):
+            self.words = list(words)
+
+        def bytes(self, count):
+            return self.words.pop(0).to_bytes(count, "little")
+
+    assert emulator._below(30, Given(2**32 - 1)) == 29
+    assert emulator._below(30, Given(2**31 + 1)) == 15
+    # 2**32 is 30 * 143,165,576 + 16: of the words whose product's lower half is below 16 none counts.
+    assert emulator._below(30, Given(0, 2**31, 2**31 + 1)) == 15
+
+
+def test_an_action_that_the_game_lacks_is_refused():
+    mine = Emulator("pong", GRAY)
+    mine.reset([1])
+    with pytest.raises(ValueError, match="pong has 6 actions, and 6 was chosen"):
+        mine.send(np.array([6]))
