@@ -22,12 +22,11 @@ _BESIDE = {  # what is published of other presets, shown where they were played
     "bbf": ("BBF RR2",),
     "bbf_rr8": ("BBF RR8",),
 }
-_RANGES = {1: ("p5", "p95", "90% of its runs"), 3: ("mean_of_3_lo", "mean_of_3_hi", "95% of means of three runs")}
-_RANGES[5] = (
-    "mean_of_5_lo",
-    "mean_of_5_hi",
-    "95% of means of five runs",
-)  # by how many runs of ours there are at least
+_RANGES = {  # by how many runs of ours there are at least
+    1: ("p5", "p95", "90% of its runs"),
+    3: ("mean_of_3_lo", "mean_of_3_hi", "95% of means of three runs"),
+    5: ("mean_of_5_lo", "mean_of_5_hi", "95% of means of five runs"),
+}
 _STAR = "\\*"
 
 
