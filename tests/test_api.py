@@ -81,6 +81,19 @@ def test_runs_come_back_with_their_results_and_curves(runs):
         assert {"step", "score", "spr", "rl"} <= curve.keys()
         assert curve["step"][-1] == 70
         assert len({len(column) for column in curve.values()}) == 1
+        assert run.training_games().keys() == {"step", "score", "length"}
+        assert len(repr(run)) < 500
+
+
+@pytest.mark.slow
+def test_a_curve_that_lost_lines_says_so(tmp_path):
+    (run,) = spr.train("catch", changes=TINY, steps=70, out=tmp_path, device="cpu", log="csv", log_every=35)
+    assert run.curve()["step"] == [35, 70]
+    assert (run.folder / "metrics.csv").read_text().startswith("step,games,")
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run.folder / "metrics.jsonl").write_text(lines[1])
+    with pytest.warns(UserWarning, match="has lost lines since its run was finished"):
+        assert run.curve()["step"] == [70]
 
 
 def test_what_an_agent_says_is_what_its_networks_compute(agent):
@@ -107,12 +120,19 @@ def test_one_observation_or_many_as_array_or_tensor(agent):
         np.testing.assert_allclose(answer(batch[1]), answer(batch)[1], rtol=1e-5, atol=1e-6)
         assert isinstance(answer(torch.from_numpy(batch)), torch.Tensor)
     assert agent.predict(batch[0], [0, 1, 2]).shape == (3, *agent.encode(batch[0]).shape)
-    for wrong in (batch[:, :2], batch.astype(np.float32)):
+    for wrong in (batch[:, :2], batch.astype(np.float32), batch[None]):
         with pytest.raises(spr.UserError, match="an observation is 4x84x84 numbers of type uint8"):
             agent.act(wrong)
-    for wrong in ([3], [[0]], [-1]):
-        with pytest.raises(spr.UserError, match="each from 0 to 2"):
+    for wrong in ([3], [[0]], [-1], [], [0.5]):
+        with pytest.raises(spr.UserError, match="each a whole number from 0 to 2"):
             agent.predict(batch[0], wrong)
+
+
+def test_an_agent_is_saved_to_a_file_and_not_to_a_folder(agent, tmp_path):
+    for folder in (f"{tmp_path}/new/", tmp_path):
+        with pytest.raises(spr.UserError, match="is a folder: name a file"):
+            agent.save(folder)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_observer_stacks_what_the_agent_sees(agent):
@@ -182,8 +202,24 @@ def test_environments_of_ones_own_are_given_as_functions_or_objects(tmp_path):
     gymnasium.register("Corners-v0", Corners)
     made = gymnasium.make("Corners-v0")
     assert spr.evaluate(run.folder, made, 2).scores[:2] == run.scores[:2]
-    with pytest.raises(spr.UserError, match="can't be made again"):
-        spr.evaluate(run.folder, Corners(), 2)
+    assert spr.evaluate(run.folder, Corners(), 2).scores[:2] == run.scores[:2]  # an object that is copied
+    one = Corners()
+    one.handle = sys.stdout
+    with pytest.raises(spr.UserError, match=r"neither made again nor copied \(TypeError: .*\): give a function"):
+        spr.evaluate(run.folder, one, 2)
+    with pytest.raises(spr.UserError, match=r"env is an environment or a function that makes one, .* not 5"):
+        spr.evaluate(run.folder, 5)
+
+    class Louder(Corners):
+        """Earns more."""
+
+        def step(self, action):
+            image, reward, *ends = super().step(action)
+            return image, reward + 100, *ends
+
+    with pytest.raises(spr.UserError, match="holds a finished run"):
+        spr.train("corners", env=Louder, changes=TINY, steps=70, out=tmp_path)
+    assert spr.evaluate(run.folder, episodes=2).scores == run.scores[:2]  # what was refused has changed nothing
     with pytest.raises(spr.UserError, match="can't be called 'pong'"):
         spr.train("pong", env=Corners, out=tmp_path)
 
@@ -197,6 +233,17 @@ def test_wrong_arguments_say_what_is_right(tmp_path):
         spr.train("catch", seeds=[3, 3], out=tmp_path)
     with pytest.raises(spr.UserError, match="the game catch is given twice"):
         spr.train(["catch", "catch"], out=tmp_path)
+    for wrong in ("0-3", 3.5, [0.5]):
+        with pytest.raises(spr.UserError, match=r"seeds are whole numbers, seeds=3 or seeds=\[0, 1, 2\]"):
+            spr.train("catch", seeds=wrong, out=tmp_path)
+    with pytest.raises(spr.UserError, match="nothing to train: no seed is given"):
+        spr.train("catch", seeds=[], out=tmp_path)
+    with pytest.raises(spr.UserError, match="nothing to train: no game is given"):
+        spr.train([], out=tmp_path)
+    with pytest.raises(spr.UserError, match="log_every takes a number of at least 1"):
+        spr.train("catch", log_every=0, out=tmp_path)
+    with pytest.raises(spr.UserError, match="unknown logger 'tensorbord'"):
+        spr.train("catch", log="tensorbord", out=tmp_path)
     assert "rainbow" in spr.presets()
     assert spr.preset("der").replay.n_step == 20
     assert not list(tmp_path.iterdir())

@@ -230,10 +230,6 @@ def test_round_trip_through_json():
         ({"schedule.steps": 0}, "schedule.steps must be between 1 and"),
         ({"schedule.steps": -5}, "schedule.steps must be between 1 and"),
         ({"schedule.steps": 2000}, "learning starts only after 2000 random steps"),
-        (
-            {"network.encoder": "big"},
-            "network.encoder must be one of standard, data_efficient, minatar, impala, not 'big'",
-        ),
         ({"network.dueling": 1}, "network.dueling takes true or false"),
         ({"network.encoder": 3}, "network.encoder takes a name"),
         (

@@ -1,5 +1,6 @@
 """Rows as often as asked, a record per episode, and loggers that have every run of a fleet as a run of its own."""
 
+import csv
 import json
 import math
 import os
@@ -58,14 +59,14 @@ def job(out, log_every=10):
 
 
 def train(out, stop_after=None, **how):
-    """Train a fleet of two, with event files; until a step, if one is given."""
+    """Train a fleet of two, with event files and tables; until a step, if one is given."""
     steps = []
 
     def watch(event):
         if isinstance(event, events.Stepped):
             steps.append(event.info.step)
 
-    with loggers.make(["tensorboard"], out) as logger:
+    with loggers.make(["tensorboard", "csv"], out) as logger:
         return runner.run_training(job(out), to_all(watch, write_metrics, logger), lambda: stop_after in steps, **how)
 
 
@@ -117,6 +118,16 @@ def test_event_files_hold_what_each_runs_own_files_hold(whole):
         )
 
 
+def test_tables_hold_what_each_runs_own_files_hold(whole):
+    """Columns that come late are there from the first row on; what a line does not say is an empty cell."""
+    for run in folders(whole):
+        for name in ("metrics", "episodes"):
+            with (run / f"{name}.csv").open(newline="") as file:
+                table = [{key: float(cell) for key, cell in row.items() if cell} for row in csv.DictReader(file)]
+            said = lines(run / f"{name}.jsonl")
+            assert table == [{key: value for key, value in row.items() if value is not None} for row in said]
+
+
 @pytest.mark.slow
 def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes_and_event_files(whole, tmp_path):
     assert train(tmp_path, stop_after=65) == runner.INTERRUPTED
@@ -129,7 +140,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes_and_event_files(whole,
     copies = [file.read_bytes() for file in old]
     assert train(tmp_path, resume_runs=True) == 0
     for one, two in zip(folders(whole), folders(tmp_path), strict=True):
-        for name in ("metrics.jsonl", "episodes.jsonl", "config.json"):
+        for name in ("metrics.jsonl", "episodes.jsonl", "config.json", "metrics.csv", "episodes.csv"):
             assert (one / name).read_bytes() == (two / name).read_bytes(), name
         assert len(list((two / "tensorboard").iterdir())) == 1
         assert scalars(two) == scalars(one)
@@ -303,6 +314,16 @@ def test_wandb_has_a_run_per_agent_without_asking_and_without_a_server_and_it_go
                 if not tag.startswith("_"):
                     found.setdefault(tag, []).append((step, float(np.float32(value))))
         assert found == mirrored(run)
+
+
+@pytest.mark.slow
+def test_a_mode_that_wandb_does_not_have_is_refused_in_one_line(tmp_path):
+    refused = spr(tmp_path / "runs", WANDB_MODE="bogus")
+    _, said = refused.communicate(timeout=300)
+    assert refused.returncode == 2
+    assert said.startswith("spr: wandb can't be used: ")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

@@ -127,8 +127,12 @@ def test_own_games_presets_and_encoders_train_sweep_and_are_judged(mine, tmp_pat
     forgotten()
     capsys.readouterr()
     assert main(["evaluate", str(run)]) == 2
-    assert "network.encoder must be one of" in capsys.readouterr().err
+    assert "is named by --plugin" in capsys.readouterr().err
+    assert main(["report", "runs", "--out", "report"]) == 0  # it makes no networks
     assert main(["evaluate", str(run), *plugin]) == 0
+    assert main(["export", str(run), "shared/", *plugin]) == 0
+    assert json.loads((tmp_path / "shared" / "config.json").read_text())["plugins"] == [f"{mine}_module"]
+    assert f"spr evaluate THIS_FOLDER --plugin {mine}_module" in (tmp_path / "shared" / "README.md").read_text()
     again = ["train", game, "--preset", f"{mine}_preset", *plugin, *OPTIONS, "--resume"]
     assert main(again) == 2  # its argument is missing
     assert "a finished run with protocol arguments side=24, not none" in capsys.readouterr().err
@@ -160,6 +164,8 @@ def test_an_environment_that_fails_ends_its_run_and_saves_all(mine, tmp_path, ca
     for seed in (3, 4):
         folder = tmp_path / "runs" / "spr" / f"{mine}_module_Lights" / f"seed-{seed}"
         assert checkpoint.steps_of(folder) == [66]
+    assert main(["evaluate", str(folder)]) == 2
+    assert "its run is not finished; 'spr watch' plays it as it was saved last" in capsys.readouterr().err
     assert main(["train", game, *OPTIONS, "--env-arg", "fails=66", "--seeds", "3", "4", "--resume"]) == 0
 
 
@@ -176,6 +182,29 @@ def test_an_environment_that_fails_when_it_is_judged_says_where(mine, tmp_path, 
         rewrite(run / "config.json", environment=described["environment"] | {"arguments": wrong})
         assert main(["evaluate", str(run)]) == 2
         assert "not plain values by name" in capsys.readouterr().err
+
+
+def test_an_encoder_that_nobody_has_registered_is_refused_before_anything_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for command in (["train", "catch", *OPTIONS], ["sweep", "--games", "catch", "--device", "cpu", "--dry-run"]):
+        for name, hint in (
+            ("big", "a plug-in of your own that registers it is named by --plugin"),
+            ("impalla", "did you mean"),
+        ):
+            assert main([*command, "--set", f"network.encoder={name}"]) == 2
+            said = capsys.readouterr().err
+            assert f"network.encoder must be one of standard, data_efficient, minatar, impala, not '{name}'" in said
+            assert hint in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_with_plug_ins_that_are_no_modules_is_refused(mine, tmp_path, capsys):  # noqa: ARG001
+    assert main(["train", "catch", *OPTIONS]) == 0
+    run = tmp_path / "runs" / "spr" / "catch" / "seed-0"
+    for wrong in ("os", [3], ["a b"], ["x" * 1000]):
+        rewrite(run / "config.json", plugins=wrong)
+        assert main(["evaluate", str(run)]) == 2
+        assert "its plug-ins are not modules' names" in capsys.readouterr().err
 
 
 def test_no_file_makes_a_module_run(mine, tmp_path, capsys):  # noqa: ARG001

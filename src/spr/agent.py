@@ -76,8 +76,11 @@ class Agent:
         if not self.config.has_model:
             raise UserError(f"an agent of '{self.run.preset}' has no transition model")
         chosen = torch.as_tensor(np.asarray(actions), device=self.device)
-        if chosen.dim() != np.ndim(observation) - 2 or chosen.min() < 0 or chosen.max() >= self.num_actions:
-            raise UserError(f"actions must be [K], or [B, K] for a batch, each from 0 to {self.num_actions - 1}")
+        whole = chosen.dim() == np.ndim(observation) - 2 and chosen.numel() and not chosen.is_floating_point()
+        if not whole or chosen.min() < 0 or chosen.max() >= self.num_actions:
+            raise UserError(
+                f"actions must be [K], or [B, K] for a batch, each a whole number from 0 to {self.num_actions - 1}"
+            )
 
         def roll(x: Tensor) -> Tensor:
             networks, steps = self._networks, chosen.view(len(x), -1).T  # [K, B]
@@ -93,13 +96,16 @@ class Agent:
 
     def save(self, path: str | Path) -> None:
         """Write the agent to one file, which `spr.load` and `spr evaluate` read."""
+        if str(path).endswith("/") or Path(path).is_dir():
+            raise UserError(f"{path} is a folder: name a file, such as agent.safetensors; 'spr export' fills a folder")
         write_agent(self.run, self.weights, Path(path))
 
     @torch.no_grad()
     def _answer(self, observation: Images, ask: Any) -> Any:
         obs = self.config.observation
         given = torch.as_tensor(observation)
-        if given.dtype != torch.uint8 or given.shape[-3:] != (obs.planes, obs.height, obs.width):
+        shape = (obs.planes, obs.height, obs.width)
+        if given.dtype != torch.uint8 or given.dim() not in (3, 4) or given.shape[-3:] != shape:
             raise UserError(
                 f"an observation is {obs.planes}x{obs.height}x{obs.width} numbers of type uint8, or a batch of such, "
                 f"not {tuple(given.shape)} of {str(given.dtype).removeprefix('torch.')}; Agent.observer() makes them"

@@ -1,21 +1,25 @@
 """Owns training and judging from Python: what the command line does, as functions that return what was made."""
 
+import operator
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 
 from spr import agent as agents
-from spr import events, plugins, runs
+from spr import events, loggers, plugins, reading, runs
 from spr.agent import Agent
-from spr.envs import named_games, provide
-from spr.errors import UserError
+from spr.envs import named_games, provide, provided
+from spr.errors import EnvironmentFault, UserError, one_line
 from spr.evaluation import Agents
 from spr.events import Consumer, Event, to_all, write_metrics
 from spr.games import normalised
@@ -32,7 +36,7 @@ class TrainedRun:
     """A finished run: where it lies, and what came of it."""
 
     folder: Path
-    result: dict[str, Any]  # everything that result.json holds
+    result: dict[str, Any] = field(repr=False)  # everything that result.json holds
 
     @property
     def game(self) -> str:
@@ -56,9 +60,14 @@ class TrainedRun:
 
     def curve(self) -> dict[str, list[Any]]:
         """Return the rows that were logged while training, by column: step, score, the losses and so on."""
-        rows, _ = runs.logged(self.folder)
-        names = dict.fromkeys(name for row in rows for name in row)
-        return {name: [row.get(name) for row in rows] for name in names}
+        said = self.result.get("checksums", {}).get("metrics.jsonl")
+        if said is not None and said != reading.checksum_of(self.folder / "metrics.jsonl"):
+            warnings.warn(f"{self.folder / 'metrics.jsonl'} has lost lines since its run was finished", stacklevel=2)
+        return _columns(runs.logged(self.folder)[0])
+
+    def training_games(self) -> dict[str, list[Any]]:
+        """Return the games that were played while training, by column: the step of their end, score and length."""
+        return _columns(runs.logged(self.folder)[1])
 
     def agent(self, device: str = "auto") -> Agent:
         """Return the trained agent."""
@@ -83,6 +92,11 @@ class Evaluation:
         return normalised(self.game, self.score)
 
 
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
 def presets() -> dict[str, str]:
     """Return the methods by name, with a line about each; `spr.preset(name)` is a method's whole configuration."""
     return {name: listed.summary for name, listed in PRESETS.items()}
@@ -101,27 +115,28 @@ def train(
     """Train one agent per game and seed, judge them, and return their runs, game by game.
 
     Games are named as on the command line; 'all' are the 26 of Atari 100k. An environment of your own is given by
-    `env`, a function that makes one or one that Gymnasium can make again, and is stored under the name `games`.
+    `env`, the environment itself or a function that makes one, and its runs are stored under the name `games`.
     `changes` are fields of the configuration, such as {"learner.depth": 3}. Everything is stored under `out`.
 
-    Also: `steps`, `device`, `precision`, `name`, `checkpoint_every`, `env_args`, and `resume` or `overwrite` for runs
-    that are already there. `tell` is called with every event (see `spr.train_events`).
+    Also: `steps`, `device`, `precision`, `name`, `checkpoint_every`, `env_args`, `log` (such as ["csv"]), `log_every`,
+    and `resume` or `overwrite` for runs that are already there. `tell` is called with every event (see
+    `spr.train_events`).
     """
-    job, resume, overwrite = _job(games, preset, seeds, changes, out, **more)
+    order = _order(games, preset, seeds, changes, out, **more)
     problems: list[str] = []
 
     def listen(event: Event) -> None:
         if isinstance(event, events.Failed | events.Diverged):
             problems.append(event.message)
 
-    consumers = [write_metrics, listen, *([] if tell is None else [tell])]
-    run_training(job, to_all(*consumers), lambda: False, resume, overwrite)
-    made = []
-    for member in job.members:
-        folder = job.folder(member)
-        if (result := runs.result(folder)) is None:
-            raise UserError(problems[0] if problems else f"{folder} has no result")
-        made.append(TrainedRun(folder, result))
+    with order.env:
+        order.carry_out(to_all(listen, *([] if tell is None else [tell])), lambda: False)
+        made = []
+        for member in order.job.members:
+            folder = order.job.folder(member)
+            if (result := runs.result(folder)) is None:
+                raise UserError(problems[0] if problems else f"{folder} has no result")
+            made.append(TrainedRun(folder, result))
     return made
 
 
@@ -131,13 +146,14 @@ def train_events(games: str | Sequence[str], **more: Any) -> Iterator[Event]:
     The training goes on beside whoever looks on, and waits for nobody. Closing the iterator stops it after the step
     that it is at, and saves: `resume=True` goes on.
     """
-    job, resume, overwrite = _job(games, **more)
+    order = _order(games, **more)
     told: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
     stop = threading.Event()
 
     def work() -> None:
         try:
-            run_training(job, to_all(write_metrics, told.put), stop.is_set, resume, overwrite)
+            with order.env:
+                order.carry_out(told.put, stop.is_set)
             told.put(None)
         except BaseException as error:  # noqa: BLE001 - handed to whoever looks on
             told.put(error)
@@ -177,29 +193,51 @@ def evaluate(
     config = agent.config if episodes is None else agent.config.override({"evaluation.episodes": episodes})
     params = {name: tensor[None] for name, tensor in agent.weights.items()}
     who = Agents([game], params, [agent.run.seed if seed is None else seed], arguments)
-    (judged,) = evaluate_agents(config, who, lambda _: None, epsilon)
+    try:
+        (judged,) = evaluate_agents(config, who, lambda _: None, epsilon)
+    except EnvironmentFault as fault:
+        raise UserError(str(fault)) from fault
     return Evaluation(judged.scores, game)
 
 
-def _job(
+class _Order(NamedTuple):
+    """What was asked for: a job, and everything around it."""
+
+    job: TrainJob
+    env: AbstractContextManager[None]  # in which an environment that was given is there
+    resume: bool
+    overwrite: bool
+    log: tuple[str, ...]
+
+    def carry_out(self, tell: Consumer, stop: Callable[[], bool]) -> None:
+        """Train and judge what was asked for."""
+        with loggers.make(self.log, self.job.out) as logger:
+            run_training(self.job, to_all(write_metrics, logger, tell), stop, self.resume, self.overwrite)
+
+
+def _order(
     games: str | Sequence[str],
     preset: str = "spr",
     seeds: int | Sequence[int] = 0,
     changes: Mapping[str, Any] | None = None,
     out: str | Path = "runs",
     **more: Any,
-) -> tuple[TrainJob, bool, bool]:
-    """Turn the arguments of `train` into a job, and whether runs are resumed or overwritten."""
+) -> _Order:
+    """Turn the arguments of `train` into an order; nothing of it is done yet."""
     known = {"steps", "device", "precision", "name", "checkpoint_every", "env", "env_args", "resume", "overwrite"}
+    known |= {"log", "log_every"}
     if unknown := sorted(more.keys() - known):
         raise TypeError(f"train() got an unexpected argument '{unknown[0]}'; there are {', '.join(sorted(known))}")
     named = named_games([games] if isinstance(games, str) else games)
-    numbers = (seeds,) if isinstance(seeds, int) else tuple(seeds)
+    numbers = _whole_numbers(seeds)
     runs.check_seeds(numbers)
-    if (env := more.get("env")) is not None:
-        if len(named) != 1:
-            raise UserError("an environment of your own has one name")
-        provide(named[0], _maker(env))
+    if not named or not numbers:
+        raise UserError(f"there is nothing to train: no {'seed' if named else 'game'} is given")
+    if (env := more.get("env")) is not None and len(named) != 1:
+        raise UserError("an environment of your own has one name")
+    if (every := more.get("log_every")) is not None and every < 1:
+        raise UserError("log_every takes a number of at least 1")
+    log = more.get("log", ())
     runs.check_name(more.get("name"))
     changes = dict(changes or {}) | ({"schedule.steps": more["steps"]} if "steps" in more else {})
     device = choose_device(more.get("device", "auto"))
@@ -216,14 +254,36 @@ def _job(
         name=more.get("name"),
         arguments=more.get("env_args", {}),
         plugins=tuple(dict.fromkeys(plugins.modules_of(named))),
+        log_every=every,
     )
-    return job, more.get("resume", False), more.get("overwrite", False)
+    return _Order(
+        job,
+        nullcontext() if env is None else provided(named[0], _maker(env)),
+        more.get("resume", False),
+        more.get("overwrite", False),
+        (log,) if isinstance(log, str) else tuple(log),
+    )
+
+
+def _whole_numbers(seeds: Any) -> tuple[int, ...]:
+    try:
+        return (operator.index(seeds),) if hasattr(seeds, "__index__") else tuple(map(operator.index, seeds))
+    except TypeError:
+        raise UserError(f"seeds are whole numbers, seeds=3 or seeds=[0, 1, 2], not {seeds!r:.60}") from None
 
 
 def _maker(env: Env) -> Maker:
     """Return what makes environments like this one: fleets and evaluations take several."""
     if not isinstance(env, gymnasium.Env):
+        if not callable(env):
+            raise UserError(f"env is an environment or a function that makes one, env=lambda: MyEnv(), not {env!r:.60}")
         return env
-    if env.spec is None:
-        raise UserError("this environment can't be made again: give a function that makes one, env=lambda: MyEnv()")
-    return partial(gymnasium.make, env.spec)
+    if env.spec is not None:
+        return partial(gymnasium.make, env.spec)
+    try:
+        return partial(deepcopy, deepcopy(env))
+    except Exception as error:  # whatever its parts raise
+        said = f"{type(error).__name__}: {one_line(error)}"
+        raise UserError(
+            f"this environment can be neither made again nor copied ({said}): give a function, env=lambda: MyEnv()"
+        ) from error

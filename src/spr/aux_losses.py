@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from spr.config import Config
+from spr.encoders import encoder_shapes
 from spr.errors import UserError, did_you_mean
 
 # (predicted [T, B, D], target [T, B, D], mask [B, T] of the targets that count) -> loss [B]
@@ -100,8 +101,9 @@ def known() -> list[str]:
     return list(_KNOWN)
 
 
-def check_loss(config: Config) -> None:
-    """Refuse to train by a loss that nobody has registered."""
+def check_names(config: Config) -> None:
+    """Refuse to train with a loss or an encoder that nobody has registered."""
+    encoder_shapes(*config.encoder_arguments)
     if config.learner.aux_weight > 0:
         aux_loss(config.learner.aux_loss)
 

@@ -40,7 +40,7 @@ class AugmentConfig:
 class NetworkConfig:
     """Encoder, transition model and Q-head."""
 
-    encoder: str = declare.choice("standard", encoder_names, "The encoder, by name.")
+    encoder: str = declare.name("standard", "The encoder, by name; a plug-in may have registered it.")
     width: int = declare.value(1, 1, 64, "Factor of the channels of an encoder of any width, such as impala.")
     padding: str = declare.choice(
         "valid",
@@ -258,7 +258,8 @@ class Config:
             raise UserError("learner.depth above 1 needs a transition model: set learner.model=true, or a depth of 1")
         if learner.uniformity_weight > 0 and learner.aux_weight == 0:
             raise UserError("learner.uniformity_weight needs a representation: set learner.aux_weight above 0")
-        encoder_shapes(*self.encoder_arguments)  # refuses what is too small for it
+        if self.network.encoder in encoder_names():  # only what makes networks needs it
+            encoder_shapes(*self.encoder_arguments)  # refuses what is too small for it
         if self.network.shared_hidden and not self.network.dueling:
             raise UserError(
                 "network.shared_hidden is for dueling streams, without which there is one hidden layer only"

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spr import fused, ops
-from spr.errors import UserError
+from spr.errors import UserError, did_you_mean
 
 Shape = tuple[int, int, int]  # height, width, channels
 
@@ -191,6 +191,9 @@ def encoder_names() -> list[str]:
 
 def make_encoder(name: str, inputs: Shape, width: int = 1, padding: str = "valid") -> Encoder:
     """Make an encoder for observations of a shape; a width or padding that it does not have is refused."""
+    if name not in _ENCODERS:
+        hint = did_you_mean(name, _ENCODERS) or "; a plug-in of your own that registers it is named by --plugin"
+        raise UserError(f"network.encoder must be one of {', '.join(_ENCODERS)}, not '{name}'{hint}")
     factory = _ENCODERS[name]
     known = inspect.signature(factory).parameters
     wanted: dict[str, Any] = {"width": width, "padding": padding}

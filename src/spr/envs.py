@@ -2,7 +2,8 @@
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
@@ -41,6 +42,19 @@ def provide(name: str, maker: Maker) -> None:
     if name in known_games() or ":" in name:
         raise UserError(f"an environment of your own can't be called '{name}': choose another name")
     _own[name] = maker
+
+
+@contextmanager
+def provided(name: str, maker: Maker) -> Iterator[None]:
+    """Make environments available under a name; whatever had it before has it again if what follows fails."""
+    before = _own.get(name)
+    provide(name, maker)
+    try:
+        yield
+    except BaseException:
+        del _own[name]
+        _own.update({} if before is None else {name: before})
+        raise
 
 
 def known_games() -> list[str]:
@@ -93,7 +107,8 @@ def make(
         return Gymnasium(game, count, obs, maker, arguments)
     hint = (
         did_you_mean(game, [*known_games(), *_own])
-        or "; such as pong, breakout or ms_pacman ('spr games' lists them), and any Gymnasium id works too"
+        or "; such as pong, breakout or ms_pacman ('spr games' lists them), and any Gymnasium id works too; what a "
+        "plug-in registers needs --plugin MODULE"
     )
     raise UserError(f"unknown game '{game}'{hint}")
 

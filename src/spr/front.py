@@ -36,7 +36,9 @@ def front_page(records: Sequence[Record], draws: int, random: np.random.Generato
     starred = {
         (record.method, record.game) for record in records if unlike_published(record.game, record.rules.get("rom"))
     }
-    parts = [_by_game(methods, starred, draws, random).markdown(), _over_games(methods, draws, random).markdown()]
+    # First of all, as in a report: so both draw the same numbers, and have the same intervals.
+    over_games = _over_games(methods, draws, random).markdown()
+    parts = [_by_game(methods, starred, draws, random).markdown(), over_games]
     words = (
         "Means of raw scores, with their 95% bootstrap interval where there are several runs; below, human-normalised "
         "scores over all 26 games."

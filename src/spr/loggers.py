@@ -4,6 +4,8 @@ A run's own files are the truth, and a logger mirrors them: a run that goes on i
 nothing is there twice, nothing is there of steps that are played again, and nothing is missing.
 """
 
+import csv
+import io
 import json
 import os
 import re
@@ -20,6 +22,7 @@ from spr.events import Event
 from spr.runs import Run
 
 _PROJECT = "spr"  # of wandb, unless WANDB_PROJECT names another
+_LINES = ("train", "episode")  # groups of numbers that a run has many of
 _WITHOUT_SERVER = ("offline", "dryrun", "disabled")  # modes of wandb
 
 
@@ -94,7 +97,7 @@ def check(names: Sequence[str]) -> None:
     for name in names:
         if name not in _KNOWN:
             raise UserError(
-                f"unknown logger '{name}'{did_you_mean(name, _KNOWN)} (there are {' and '.join(_KNOWN)}; "
+                f"unknown logger '{name}'{did_you_mean(name, _KNOWN)} (there are {', '.join(_KNOWN)}; "
                 "metrics.jsonl and episodes.jsonl are written always)"
             )
         found = find_spec(name)
@@ -135,14 +138,57 @@ class _TensorBoard:
         self._writer.close()
 
 
+def _csv(_: Path) -> Opener:
+    return lambda run: _Csv(run.path)
+
+
+class _Csv:
+    """Tables in a run's own folder: what metrics.jsonl and episodes.jsonl hold, for spreadsheets."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tables = {group: _CsvTable(folder / name) for group, name in zip(_LINES, runs.CSV, strict=True)}
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for group, table in self._tables.items():
+            if row := {name.partition("/")[2]: value for name, value in values.items() if name.startswith(f"{group}/")}:
+                table.add({"step": step} | row)
+
+    def close(self, scored: bool) -> None:
+        """Nothing is open."""
+
+
+class _CsvTable:
+    """One file: its columns are those of all rows so far, so a row with a new one writes it again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: list[Mapping[str, Any]] = []
+        self._columns: list[str] = []
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Write one more row."""
+        self._rows.append(row)
+        if new := [name for name in row if name not in self._columns]:
+            self._columns += new
+            files.replace(self._path, self._text([dict(zip(self._columns, self._columns, strict=True)), *self._rows]))
+        else:
+            with files.growing(self._path) as file:
+                file.write(self._text([row]))
+
+    def _text(self, rows: Sequence[Mapping[str, Any]]) -> bytes:
+        text = io.StringIO()
+        csv.DictWriter(text, self._columns, lineterminator="\n").writerows(rows)
+        return text.getvalue().encode()
+
+
 def _wandb(out: Path) -> Opener:
     import wandb  # noqa: PLC0415 - an extra, and slow to import
 
     # It says nothing: the terminal is the display's, and errors are exceptions.
-    asked = wandb.setup(wandb.Settings(silent=True, console="off")).settings.mode
     try:
+        asked = wandb.setup(wandb.Settings(silent=True, console="off")).settings.mode
         can = asked in _WITHOUT_SERVER or wandb.login(prompt=False, verify=False)
-    except wandb.Error as error:
+    except (wandb.Error, ValueError) as error:  # the latter for settings that can't be, of the environment
         raise _refused(error) from error
     if not can and "WANDB_MODE" in os.environ:
         raise UserError(
@@ -204,4 +250,4 @@ class _Wandb:
         self._run.finish(exit_code=0 if scored else 1)
 
 
-_KNOWN: Mapping[str, Callable[[Path], Opener]] = {"tensorboard": _tensorboard, "wandb": _wandb}
+_KNOWN: Mapping[str, Callable[[Path], Opener]] = {"csv": _csv, "tensorboard": _tensorboard, "wandb": _wandb}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from spr import matching, runs
-from spr.aux_losses import check_loss
+from spr.aux_losses import check_names
 from spr.config import Config, parse_override
 from spr.envs import family, make
 from spr.errors import UserError, plural
@@ -148,7 +148,7 @@ def plan(
         make(game, 1, obs=config.observation, arguments=parse_arguments(settings.arguments)).close()
     jobs = []
     for preset in presets:
-        check_loss(settings.config(preset, games[0]))
+        check_names(settings.config(preset, games[0]))
         groups: dict[tuple[str, Config], list[str]] = {}  # games that can share a fleet
         for game in games:
             groups.setdefault((family(game), settings.config(preset, game)), []).append(game)

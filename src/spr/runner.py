@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spr import checkpoint, events, matching, resume, runs
-from spr.aux_losses import check_loss
+from spr.aux_losses import check_names
 from spr.checkpoint import Checkpoint, Spec
 from spr.config import Config
 from spr.envs import family, make, make_each
@@ -89,7 +89,7 @@ def run_training(
     `stop` is polled between steps: training saves and ends; what can be done again is interrupted at once.
     """
     for config in job.configs.values():
-        check_loss(config)
+        check_names(config)
     paths = [job.folder(member) for member in job.members]
     if not resume_runs:
         runs.refuse_taken(paths, overwrite)

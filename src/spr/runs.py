@@ -29,10 +29,12 @@ _GROWING = (*_CURVES, "times.jsonl")
 TENSORBOARD = "tensorboard"  # the folder of a run's event files
 WANDB = "wandb"  # beside all runs: the folder of what is logged there
 WANDB_ID = "wandb.json"  # what a run is called there
-_KNOWN = ("config.json", *_GROWING, "agent.safetensors", "result.json", TENSORBOARD, WANDB_ID, *_DIVERGED)
+CSV = ("metrics.csv", "episodes.csv")  # what `--log csv` mirrors of the first two
+_KNOWN = ("config.json", *_GROWING, *CSV, "agent.safetensors", "result.json", TENSORBOARD, WANDB_ID, *_DIVERGED)
 _LARGEST_GROWN = 2**28  # bytes of a file that grows line by line
 LOGS = "logs"  # where a sweep's commands write what they say
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors that no other input would have avoided
+_MODULE = r"[\w.]{1,200}"  # a module's name, in a file
 _FILES = {"config.json": "it is not a run's folder", "agent.safetensors": "its agent was not saved"}
 
 
@@ -388,7 +390,7 @@ def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
     if path.is_dir():
         for name, meaning in _FILES.items():
             if not (path / name).is_file():
-                raise UserError(f"{path} has no {name}: {meaning}")
+                raise UserError(f"{path} has no {name}: {_unfinished(path) or meaning}")
     elif not path.is_file():
         raise UserError(f"{path} is neither a run's folder, such as runs/spr/pong/seed-0, nor an exported agent")
     try:
@@ -403,6 +405,13 @@ def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
     except (UserError, UnusableError) as error:
         raise UserError(f"{path} can't be used: {error}") from error
     return run, found
+
+
+def _unfinished(path: Path) -> str:
+    """Say what can be done with a run that has been saved, and has not come to its end; nothing of any other."""
+    saved = (path / "config.json").is_file() and any(path.glob("checkpoint-*"))
+    end = "'spr watch' plays it as it was saved last, and 'spr train' with --resume finishes it"
+    return f"its run is not finished; {end}" if saved else ""
 
 
 def describe(path: Path) -> Run:
@@ -431,6 +440,9 @@ def _described(path: Path, data: dict[str, Any]) -> Run:
     if not isinstance(environment, dict) or not isinstance(environment.get("name"), str):
         raise UnusableError("its environment has no name")
     _arguments_of(environment)
+    named = data.get("plugins", [])
+    if not isinstance(named, list) or not all(isinstance(n, str) and re.fullmatch(_MODULE, n) for n in named):
+        raise UnusableError("its plug-ins are not modules' names")
     step = str(data.get("step", 0))  # in the metadata of files up to version 0.10 a text
     if not re.fullmatch("[0-9]{1,10}", step, re.ASCII):
         raise UnusableError("its step is not a whole number")
@@ -443,6 +455,7 @@ def _described(path: Path, data: dict[str, Any]) -> Run:
         environment,
         data.get("precision"),
         int(step) if "step" in data else None,
+        tuple(named),
     )
 
 

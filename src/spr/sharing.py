@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from spr import __version__, files, runs
-from spr.errors import UnusableError, UserError, visible
+from spr.errors import UnusableError, UserError, plural, visible
 from spr.reading import sealed
 from spr.runs import Run
 from spr.weights import to_bytes
@@ -72,6 +72,7 @@ def card(run: Run, result: Mapping[str, Any]) -> str:
     """Return a model card in Markdown: what the agent is, how it was made, what it scored, and how to use it."""
     config, rules = run.config, runs.protocol(run)
     method, game = _cell(run.preset), _cell(run.game)
+    needed = "".join(f" --plugin {_cell(module)}" for module in run.plugins)
     lines = [
         "---",
         "library_name: spr",
@@ -89,10 +90,12 @@ def card(run: Run, result: Mapping[str, Any]) -> str:
         "",
     ]
     if result:
-        lines += [f"Mean score {result['score']:,.2f} over {len(result['episodes'])} games"]
+        lines += [f"Mean score {result['score']:,.2f} over {plural(len(result['episodes']), 'game')}"]
         human, chance = result.get("human_normalised"), result.get("random_score")
         lines[-1] += f"; human-normalised {human:.3f}" if human is not None else ""
         lines[-1] += f"; a random agent scored {chance:,.2f}" if chance is not None else ""
+        cut = result.get("episodes_cut", 0)
+        lines[-1] += f"; {plural(cut, 'game')} of them cut off" if cut else ""
         lines[-1] += ". Every game is in `result.json`."
     else:
         lines += ["It was not judged: its run is not finished."]
@@ -107,7 +110,8 @@ def card(run: Run, result: Mapping[str, Any]) -> str:
         "print(spr.evaluate(agent, episodes=10).score)",
         "```",
         "",
-        "or `spr evaluate THIS_FOLDER`. Loading never runs anything from these files.",
+        f"or `spr evaluate THIS_FOLDER{needed}`. Loading never runs anything from these files.",
+        *(["", f"It was made with modules of somebody's own: {_cell(', '.join(run.plugins))}."] if run.plugins else []),
         "",
         "## Protocol",
         "",
