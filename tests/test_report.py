@@ -110,6 +110,8 @@ def test_the_papers_own_scores_give_its_own_aggregates(full):
     assert row["runs: note"] == ""
     for name in ("mean", "median", "IQM", "optimality gap"):
         assert float(row[f"{name}: low"]) < float(row[name]) < float(row[f"{name}: high"])
+        interval = f"({float(row[f'{name}: low']):.3f} to {float(row[f'{name}: high']):.3f})"
+        assert f"{float(row[name]):.3f} {interval}" in (full[1] / "front_page.md").read_text()  # drawn once for both
 
 
 def test_every_run_is_in_the_table_of_games(full):
