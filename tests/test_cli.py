@@ -179,6 +179,7 @@ def test_only_the_benchmark_bears_its_name(game, changes, name, tmp_path):
         (["train", "catch", "--seeds", "1", "2", "1"], "seed 1 is given twice"),
         (["train", "catch", "--seeds", "-1"], "seeds are whole numbers and ranges, such as 0 1 5-9, not '-1'"),
         (["train", "catch", "--seeds", "9-5"], "the smaller one comes first"),
+        (["train", "catch", "--seeds", "0-99999999999"], "more seeds than a command takes: 10,000 at the most"),
         (["train", "catch", "--seeds", "9999999999"], "seeds must be between 0"),
         (["train", "catch", "--set", "learner.dept=3"], "did you mean 'learner.depth'?"),
         (["train", "catch", "--set", "learner.depth=deep"], "learner.depth takes a whole number"),

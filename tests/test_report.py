@@ -557,6 +557,15 @@ def test_the_same_run_twice_counts_once(tmp_path):
     assert "another result of the same method and seed is in" in found.left_out[1]
 
 
+def test_of_two_versions_of_a_run_the_newer_one_counts(tmp_path):
+    for name, version, score in (("a", "0.6.1", 1.0), ("b", "0.13.0", 2.0), ("c", "0.9.2", 3.0)):
+        result(tmp_path / name, score=score, version=version)
+    found = read([tmp_path])
+    assert [record.about["version"] for record in found.records] == ["0.13.0"]
+    assert len(found.left_out) == 2
+    assert all(f"is in {tmp_path / 'b'}" in line for line in found.left_out)
+
+
 def test_runs_of_different_precision_are_counted_together_and_said(tmp_path):
     result(tmp_path)
     result(tmp_path, seed=1, precision="fp32")

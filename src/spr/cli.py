@@ -36,6 +36,7 @@ from spr.roms import rom_problem
 from spr.runner import FAILED, INTERRUPTED, TrainJob, evaluate_agents, run_training
 from spr.sweep import forecast, local, sweep
 
+_MOST_SEEDS = 10_000  # of a range
 _MOST_GAMES = 1_000  # that a file, which may be anybody's, has an evaluation play unasked
 
 
@@ -393,8 +394,10 @@ def _seeds(texts: Sequence[str]) -> list[int]:
         first, dash, last = text.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UserError(f"seeds are whole numbers and ranges, such as 0 1 5-9, not '{text}'")
-        if dash and int(last) - int(first) not in range(10_000):
+        if dash and int(last) < int(first):
             raise UserError(f"'{text}' is no range of seeds: the smaller one comes first")
+        if dash and int(last) - int(first) >= _MOST_SEEDS:
+            raise UserError(f"'{text}' are more seeds than a command takes: {_MOST_SEEDS:,} at the most")
         seeds += range(int(first), int(last or first) + 1)
     runs.check_seeds(seeds)
     return seeds

@@ -5,6 +5,7 @@ A file that can't be used is named in a line and left out; nothing is guessed.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -247,13 +248,22 @@ def _unlike(records: Sequence[Record]) -> list[str]:
 
 
 def _without_doubles(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
-    """Keep one of each run; another one with the same name is left out, with a note if it differs."""
-    kept: dict[tuple[str, str, str, int], Record] = {}
-    left_out = []
+    """Keep one of each run, of the newest version; others with its name are left out, with a note if they differ."""
+    newest: dict[tuple[str, str, str, int], Record] = {}
+    for record in sorted(records, key=_age):
+        newest.setdefault((record.protocol, record.method, record.game, record.seed), record)
+    kept, left_out = [], []
     for record in records:
-        key = (record.protocol, record.method, record.game, record.seed)
-        first = kept.setdefault(key, record)
-        if first is not record:
-            same = "the same run" if first.episodes == record.episodes else "another result of the same method and seed"
-            left_out.append(visible(f"{record.path}: {same} is in {first.path}"))
-    return list(kept.values()), left_out
+        one = newest[record.protocol, record.method, record.game, record.seed]
+        if one is record:
+            kept.append(record)
+        else:
+            same = "the same run" if one.episodes == record.episodes else "another result of the same method and seed"
+            left_out.append(visible(f"{record.path}: {same} is in {one.path}"))
+    return kept, left_out
+
+
+def _age(record: Record) -> tuple[bool, list[int]]:
+    """Return what sorts runs by their version, newest first; those that do not say it are the oldest."""
+    numbers = re.findall("[0-9]{1,9}", str(record.about.get("version") or ""))
+    return not numbers, [-int(number) for number in numbers]

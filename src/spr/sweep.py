@@ -19,7 +19,7 @@ from rich.text import Text
 
 from spr import checkpoint, files, locks, runs
 from spr.display import StopRequest, clock
-from spr.errors import UserError, visible
+from spr.errors import UserError, plural, visible
 from spr.fleet import fleet_memory
 from spr.hardware import cores, free_memory
 from spr.plan import Cost, Job, Rates, Settings, unfinished
@@ -380,7 +380,7 @@ def forecast(jobs: Sequence[Job], settings: Settings, together: int) -> Group:
         seeds = " ".join(map(str, job.seeds))
         table.add_row(job.preset, job.games_text, seeds, state, time_text, f"{cost.memory / 2**30:.1f} GiB")
     runs_all = sum(len(job.members) for job in jobs)
-    lines = [f"{len(jobs)} fleets, {runs_all} runs, {settings.device.type}, {together} at a time"]
+    lines = [f"{plural(len(jobs), 'fleet')}, {plural(runs_all, 'run')}, {settings.device.type}, {together} at a time"]
     if unknown:
         lines.append(
             "nothing was measured on such a device yet, so the time is unknown until a first fleet is finished"

@@ -403,7 +403,10 @@ def window(fps: int) -> Iterator[Show]:
     figure = plt.figure(figsize=(WIDTH / 100, HEIGHT / 100), dpi=100, frameon=False)
     try:
         if figure.canvas.required_interactive_framework is None:
-            raise UserError("--live needs a toolkit for windows that matplotlib knows: pip install pyqt6")
+            raise UserError(
+                "--live needs a toolkit for windows that matplotlib knows (pip install pyqt6), and a display that it "
+                "can reach: one of them is missing"
+            )
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         shown = axes.imshow(np.zeros((HEIGHT, WIDTH, 3), np.uint8))
