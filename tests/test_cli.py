@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from conftest import HEARING, LITTLE_FRAMES, as_options, rewrite
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from spr import runs
+from spr import cli, runs
 from spr.cli import main
 from spr.config import Config
 from spr.errors import UserError
@@ -324,11 +325,14 @@ def test_presets_lists_and_explains(capsys):
     assert "0.99" in shown
 
 
-def test_doctor_finds_the_roms(capsys):
-    assert main(["doctor"]) == 0
+def test_doctor_finds_the_roms_and_what_is_not_installed(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "wandb" else "there")
+    assert main(["doctor"]) == 0  # an extra may be missing
     shown = capsys.readouterr().out
     assert "all 26 games" in shown
     assert "GiB free" in shown
+    assert re.search(r"ok +extra report +there", shown)
+    assert re.search(r"-- +extra log +not installed: pip install 'spr\[log\]'", shown)
 
 
 @pytest.mark.slow

@@ -52,7 +52,8 @@ def test_other_packages_are_trained_and_judged(game, changes, arguments, actions
     assert len(json.loads(capsys.readouterr().out)["episodes"]) == 2
     agent = watch.load(run, CPU)
     moments = list(watch.film(agent, 0, 5, []))
-    assert len(moments[0].q_values) == actions
+    assert len(moments[0].q_values) == len(agent.envs.action_names) == actions
+    assert ("forward" in agent.envs.action_names) == ("grid" in game)  # MiniGrid says what they are
     assert max(moment.picture.max() for moment in moments) > 50  # something is to be seen
     agent.close()
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,13 @@ from spr.roms import rom_problem
 from spr.runner import FAILED, INTERRUPTED, TrainJob, evaluate_agents, run_training
 from spr.sweep import forecast, local, sweep
 
+# What each extra brings; nothing else needs it.
+_EXTRAS = {
+    "report": ("matplotlib", "jinja2"),
+    "video": ("imageio_ffmpeg", "matplotlib", "PIL"),
+    "log": ("tensorboard", "wandb"),
+    "ray": ("ray",),
+}
 _MOST_SEEDS = 10_000  # of a range
 _MOST_GAMES = 1_000  # that a file, which may be anybody's, has an evaluation play unasked
 
@@ -363,6 +371,10 @@ def _doctor(_: argparse.Namespace, console: Console) -> int:
     missing = [game for game in game_names() if rom_problem(game) is not None]
     say(not missing, "Atari ROMs", "all 26 games" if not missing else f"missing: {', '.join(missing)}")
     say(True, "other games", f"catch, {len(known_games()) - len(game_names()) - 1} more Atari games, Gymnasium ids")
+    for extra, needed in _EXTRAS.items():
+        lacking = [package for package in needed if find_spec(package) is None]
+        found = f"not installed: pip install 'spr[{extra}]'" if lacking else "there"
+        table.add_row(Text("--", style="yellow") if lacking else Text("ok", style="green"), f"extra {extra}", found)
     for name in DEVICES[1:]:
         if name == "cuda" and not torch.cuda.is_available():
             table.add_row(

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -93,9 +94,12 @@ class Gymnasium:
 
     @property
     def action_names(self) -> list[str]:
-        """What the environment calls its actions, or their numbers."""
-        meanings = getattr(self._envs[0].unwrapped, "get_action_meanings", None)
+        """What the environment calls its actions, as Atari's and MiniGrid's do, or their numbers."""
+        inner = self._envs[0].unwrapped
+        meanings, named = getattr(inner, "get_action_meanings", None), getattr(inner, "actions", None)
         names = [] if meanings is None else [str(name) for name in meanings()]
+        if isinstance(named, type) and issubclass(named, IntEnum):
+            names = [action.name for action in named]
         numbers = [str(i + self._offset) for i in range(self.num_actions)]
         return names if len(names) == len(numbers) else numbers
 
