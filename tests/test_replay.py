@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spr.augment import observations, views_of
-from spr.config import BOOTSTRAPS, Config
+from spr.config import Config
 from spr.replay import Replay, memory_needed
+from spr.settings import BOOTSTRAPS
 
 GAMMA = 0.9
 ON, TERMINAL, TRUNCATED = 0, 1, 2

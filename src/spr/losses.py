@@ -11,11 +11,12 @@ from torch.utils._pytree import tree_map
 
 from spr.augment import Views, places_of
 from spr.aux_losses import aux_loss, cosine, uniformity, unit
-from spr.config import PRIORITIES, Config
+from spr.config import Config
 from spr.networks import Networks, Noise, Valid
 from spr.ops import scale_gradient, take_action
 from spr.replay import Batch
 from spr.rng import Draws
+from spr.settings import PRIORITIES
 
 _PROBABILITY_FLOOR = 1e-6
 
