@@ -229,7 +229,7 @@ def _protocol_name(record: Record, benchmark: bool, taken: set[str]) -> str:
     steps, games, epsilon = (record.config.value(name) for name in PROTOCOL_FIELDS)
     # Every game of Gymnasium has rules of its own, and is known by its id.
     known = [text for text in (rules.get("name"), rules.get("id")) if _is_name(text)]
-    name = f"{' '.join(known) or 'unknown'}, {steps:,} steps, {games} games, epsilon {epsilon}"
+    name = f"{' '.join(known) or 'unknown'}, {steps:,} steps, {plural(games, 'game')}, epsilon {epsilon}"
     name = BENCHMARK if benchmark else name
     versions = (f"{name}, variant {number}" for number in range(2, 1000))
     return name if name not in taken else next(other for other in versions if other not in taken)

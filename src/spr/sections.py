@@ -169,9 +169,9 @@ def _scores(name: str, methods: Sequence[Method], scales: Mapping[str, Scale], f
     grid[0].set_ylim(len(methods) - 0.5, -0.5)
     keys: list[Artist] = []
     if any(method.complete for method in methods):
-        keys.append(key("filled: all games and runs"))
+        keys.append(key("filled: all games and runs", marker="o"))
     if not all(method.complete for method in methods):
-        keys.append(key(LACKING, complete=False))
+        keys.append(key(LACKING, complete=False, marker="o"))
     legend_outside(figure, keys)
     words = "Means over runs with 95% bootstrap intervals of the mean; a single run has none."
     words += " The dotted line is the random agent." if any(s.random is not None for s in scales.values()) else ""
