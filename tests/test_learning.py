@@ -52,8 +52,8 @@ def test_catch_is_learnt_and_the_latents_predict_without_collapsing():
 def test_catch_is_learnt_forgotten_by_a_reset_and_learnt_again():
     """SR-SPR with a reset 600 steps after learning starts; scores are those of its average.
 
-    Of ten balls chance catches 2.6. Rounding differs between processors and so do runs: on one processor this seed caught
-    9.99, 2.6 and 9.99 balls; with batches of 16 and a reset 100 steps earlier 6.87, 2.26 and 8.97.
+    Of ten balls chance catches 2.6. Rounding differs between processors and so do runs: on one processor this seed
+    caught 9.99, 2.6 and 9.99 balls; with batches of 16 and a reset 100 steps earlier 6.87, 2.26 and 8.97.
     """
     short = {"schedule.steps": 3_250, "reset.every": 1_300, "schedule.epsilon_steps": 200}
     config = preset_config("sr_spr").override(QUICK | short)
