@@ -5,7 +5,7 @@ import pytest
 
 from spr import atari, emulator
 from spr.atari import Atari
-from spr.emulator import Emulator, Resized
+from spr.emulator import Emulator, Screens
 from spr.environment import ObservationConfig
 
 GRAY = ObservationConfig()
@@ -13,7 +13,7 @@ GRAY = ObservationConfig()
 
 def assert_same_game(game, steps, obs=GRAY, seeds=(5, 2**31 - 1)):
     """Play both with the same random actions; return how many games came to their end."""
-    vector, mine = Atari(game, 1, 1, obs), Emulator(game, obs)
+    vector, mine = Atari(game, 1, 1, obs), Emulator(game, Screens(obs))
     random, over = np.random.default_rng(1), 0
     for seed in seeds:
         assert (mine.reset([seed]) == vector.reset([seed])).all()
@@ -51,41 +51,60 @@ def test_a_time_limit_ends_games_as_in_the_vector(monkeypatch):
 @pytest.mark.parametrize(("height", "width"), [(96, 70), (44, 44), (83, 61), (105, 100), (209, 159)])
 def test_frames_of_other_sizes_are_the_same(height, width):
     obs = ObservationConfig(height=height, width=width)
-    assert Emulator.shows(obs)
+    assert Screens.fit(obs)
     assert_same_game("ms_pacman", 40, obs, [3])
 
 
 @pytest.mark.parametrize("size", [(105, 80), (70, 80), (210, 84), (84, 160), (300, 300)])
 def test_frames_that_opencv_makes_in_other_ways_are_not_shown(size):
-    assert not Resized.fits(*size)
+    height, width = size
+    assert not Screens.fit(ObservationConfig(height=height, width=width))
 
 
 def test_no_colours_are_shown():
-    assert not Emulator.shows(ObservationConfig(channels=3))
+    assert not Screens.fit(ObservationConfig(channels=3))
+
+
+def resized(frame, screens=None, place=0):
+    """Show a frame, and return the smaller one, [84, 84]."""
+    screens = screens or Screens(GRAY)
+    screens.show(place, frame[None])
+    return screens.frame(place)[0, 0]
 
 
 def test_a_smaller_pixel_is_the_mean_of_the_area_that_it_covers():
     """Of 210 rows every 2.5 make one, of 160 columns every 40/21."""
     frame = np.zeros((210, 160), np.uint8)
     frame[2, :] = 200
-    small = Resized(84, 84)(frame)
+    small = resized(frame)
     assert (small[0] == 40).all()  # half of row 2: a fifth of 2.5 rows
     assert (small[1] == 40).all()
     assert not small[2:].any()
     frame[:], frame[:, 0] = 0, 200
-    small = Resized(84, 84)(frame)
+    small = resized(frame)
     assert (small[:, 0] == 105).all()  # 200 * 21 / 40
     assert not small[:, 1:].any()
 
 
+def test_of_two_frames_the_brighter_pixels_are_shown():
+    random, screens = np.random.default_rng(0), Screens(GRAY)
+    two = random.integers(256, size=(2, 210, 160), dtype=np.uint8)
+    screens.show(0, two)
+    assert (screens.frame(0)[0, 0] == resized(two.max(0))).all()
+
+
 def test_rows_that_look_as_before_are_kept_and_no_others():
-    """Whatever was shown before, a frame is made smaller as by somebody who sees it first."""
-    random, memory = np.random.default_rng(0), Resized(84, 84)
-    frame = random.integers(256, size=(210, 160), dtype=np.uint8)
+    """Whatever was shown before, and beside it, a frame is made smaller as by somebody who sees it first and alone."""
+    random, screens = np.random.default_rng(0), Screens(GRAY, 3)
+    frames = random.integers(256, size=(3, 210, 160), dtype=np.uint8)
     for _ in range(50):
-        row, column = random.integers([210, 160])
-        frame[row : row + random.integers(8), column : column + random.integers(8)] = random.integers(256)
-        assert (memory(frame) == Resized(84, 84)(frame)).all()
+        shown = random.permutation(3)[: random.integers(1, 4)]
+        for place in shown:
+            row, column = random.integers([210, 160])
+            frames[place, row : row + random.integers(8), column : column + random.integers(8)] = random.integers(256)
+            screens.show(place, frames[place][None])
+        for place in shown:
+            assert (screens.frame(place)[0, 0] == resized(frames[place])).all()
 
 
 def test_numbers_of_no_ops_are_drawn_as_by_the_c_library():
@@ -105,7 +124,7 @@ def test_numbers_of_no_ops_are_drawn_as_by_the_c_library():
 
 
 def test_an_action_that_the_game_lacks_is_refused():
-    mine = Emulator("pong", GRAY)
+    mine = Emulator("pong", Screens(GRAY))
     mine.reset([1])
     with pytest.raises(ValueError, match="pong has 6 actions, and 6 was chosen"):
         mine.send(np.array([6]))

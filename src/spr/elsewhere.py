@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spr.atari import Atari
-from spr.emulator import Emulator
+from spr.emulator import Emulator, Screens
 from spr.environment import ObservationConfig
 from spr.errors import UserError
 from spr.playing import Arrays, Ended, Game, Games, Rules
@@ -180,6 +180,7 @@ class _Server:
     def __init__(self, arrays: Arrays, obs: ObservationConfig) -> None:
         self._arrays, self._obs = arrays, obs  # of all rows, until it is told which is its own
         self._mine = arrays
+        self._screens = Screens(obs, arrays.action.shape[-1])
         self._game = ""
         self._emulators: list[Emulator | Atari] = []  # of that game
         self._games: list[Games] = []  # of each place
@@ -196,7 +197,7 @@ class _Server:
 
     def _do(self, order: bytes) -> dict[str, Any]:
         if order == _STEP:
-            ended = [game for place in range(len(self._games)) for game in self._step(place)]
+            ended = self._step()
             return {"ended": ended, "idle": self._idle} if ended else {}
         what = json.loads(order)
         if "game" in what:
@@ -213,13 +214,14 @@ class _Server:
     def _idle(self) -> list[int]:
         return [place for place, games in enumerate(self._games) if games.idle]
 
-    def _step(self, place: int) -> list[Ended]:
-        games = self._games[place]
-        if games.idle:
-            return []
-        games.send(self._mine.action[place : place + 1])
-        ended = games.recv()
-        self._show(place)
+    def _step(self) -> list[Ended]:
+        playing = [place for place, games in enumerate(self._games) if not games.idle]
+        for place in playing:
+            self._games[place].send(self._mine.action[place : place + 1])
+        ended: list[Ended] = []
+        for place in playing:
+            ended += self._games[place].recv()
+            self._show(place)
         return ended
 
     def _show(self, place: int) -> None:
@@ -231,8 +233,9 @@ class _Server:
             self._emulators.clear()
             self._game = game
         while len(self._emulators) < len(chains):
-            plain = Emulator.shows(self._obs)
-            self._emulators.append(Emulator(game, self._obs) if plain else Atari(game, 1, 1, self._obs))
+            place = len(self._emulators)
+            plain = Screens.fit(self._obs)
+            self._emulators.append(Emulator(game, self._screens, place) if plain else Atari(game, 1, 1, self._obs))
         self._mine = Arrays(*(array[where][: len(chains)] for array in self._arrays))
         pairs = zip(self._emulators, chains, strict=False)
         self._games = [Games(emulator, rules, [chain]) for emulator, chain in pairs]

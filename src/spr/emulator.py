@@ -2,7 +2,8 @@
 
 ale-py's vector hands every step to a thread, steps all of its emulators together and resizes every frame whole. Where
 a process has a few emulators of its own (see `elsewhere`), a tenth of a step's time can be spared: here nothing is
-handed over, an emulator steps only if it is told to, and rows that look as before are not resized again.
+handed over, an emulator steps only if it is told to, rows that look as before are not resized again, and what is left
+to be resized of all emulators is resized at once.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from spr.roms import rom_path
 class Emulator:
     """One environment of the Atari 100k protocol."""
 
-    def __init__(self, game: str, obs: ObservationConfig) -> None:
+    def __init__(self, game: str, screens: "Screens", place: int = 0) -> None:
         """Find the ROM; a missing one is refused by name. It takes a while to load, so the first game does that."""
         ALEInterface.setLoggerMode(LoggerMode.Error)
         self._rom = rom_path(game)
@@ -30,15 +31,12 @@ class Emulator:
         self._game, self._actions = game, list[Any]()
         self._noops = np.random.RandomState()  # of C++'s mt19937, seeded by one number: the same
         self._two = np.zeros((2, HEIGHT, WIDTH), np.uint8)  # the last frames of a step
-        self._resized = Resized(obs.height, obs.width)
-        self._action = self._lives = self._steps = 0
+        self._screens, self._place = screens, place
+        self._lives = self._steps = 0
+        self._flags = np.zeros((3, 1), np.bool_)  # of the last step, as below
+        self._reward = 0
         self.num_actions = ROOM
         self.own_actions: list[int] | None = None  # known when the first game has started
-
-    @staticmethod
-    def shows(obs: ObservationConfig) -> bool:
-        """Whether frames of this kind can be had from it."""
-        return obs.channels == 1 and Resized.fits(obs.height, obs.width)
 
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start the game that `Atari` starts from this seed, after as many no-ops, 0 to 29."""
@@ -48,7 +46,8 @@ class Emulator:
         self._actions = self._ale.getMinimalActionSet()
         self.own_actions = [len(self._actions)]
         self._noops.seed(seed)
-        return self._start()
+        self._start()
+        return self._screens.frame(self._place)
 
     def restart(self, places: Sequence[int], seeds: Sequence[int]) -> Frames:
         """Start a new game."""
@@ -56,16 +55,12 @@ class Emulator:
         return self.reset(seeds)
 
     def send(self, action: NDArray[np.int64]) -> None:
-        """Note the action: the step is made by whoever waits for it."""
-        check_actions(self._game, len(self._actions), action)
-        self._action = int(action[0])
-
-    def recv(self) -> Step:
         """Repeat the action for four frames, or until the game is over."""
-        ale, action = self._ale, self._actions[self._action]
-        reward, over = 0, False
+        check_actions(self._game, len(self._actions), action)
+        ale, button = self._ale, self._actions[action[0]]
+        self._reward, over = 0, False
         for left in reversed(range(FRAME_SKIP)):
-            reward += ale.act(action)
+            self._reward += ale.act(button)
             over = ale.game_over()
             if over:
                 break
@@ -76,11 +71,17 @@ class Emulator:
         self._lives = lives
         self._steps += 1
         truncated = self._steps * FRAME_SKIP >= MAX_FRAMES
-        frame = self._start() if over or truncated else self._resized(np.maximum(*self._two))[None, None]
-        flags = np.array([[terminal], [truncated], [over or truncated]])
-        return Step(frame, np.array([reward], np.float32), *flags)
+        self._flags = np.array([[terminal], [truncated], [over or truncated]])
+        if over or truncated:
+            self._start()
+        else:
+            self._screens.show(self._place, self._two)
 
-    def _start(self) -> Frames:
+    def recv(self) -> Step:
+        """Return what the step has brought: if this waits until others have stepped, all are resized at once."""
+        return Step(self._screens.frame(self._place), np.array([self._reward], np.float32), *self._flags)
+
+    def _start(self) -> None:
         self._ale.reset_game()
         for _ in range(_below(NOOP_MAX, self._noops)):
             self._ale.act(0)
@@ -88,7 +89,7 @@ class Emulator:
                 self._ale.reset_game()
         self._lives, self._steps = self._ale.lives(), 0
         self._ale.getScreenGrayscale(self._two[0])
-        return self._resized(self._two[0])[None, None]
+        self._screens.show(self._place, self._two[:1])
 
 
 def _below(end: int, random: np.random.RandomState) -> int:
@@ -99,36 +100,59 @@ def _below(end: int, random: np.random.RandomState) -> int:
             return product >> 32
 
 
-class Resized:
-    """The console's gray frames as OpenCV's INTER_AREA makes them smaller: the same float32 sums in the same order.
+class Screens:
+    """What some emulators show: the console's gray frames, made smaller as OpenCV's INTER_AREA does it.
 
-    Heights have a common divisor, 42 of 210 and 84 rows: so many blocks of rows do not depend on each other, and those
-    that look as they did in the frame before are kept.
+    The same float32 sums in the same order. Heights have a common divisor, 42 of 210 and 84 rows: so many blocks of
+    rows do not depend on each other, and those that look as they did before are kept. The others are resized together,
+    whichever emulators they belong to: blocks are small, and most of NumPy's time is that of its calls.
     """
 
-    def __init__(self, height: int, width: int) -> None:
+    def __init__(self, obs: ObservationConfig, count: int = 1) -> None:
         """Find out which pixels a smaller one is made of."""
-        blocks = gcd(HEIGHT, height)
-        self._columns, self._across = _taps(WIDTH, width)
-        rows, down = _taps(HEIGHT, height)
-        self._rows, self._down = rows[:, : height // blocks], down[:, : height // blocks, None]
-        self._before = np.zeros((blocks, HEIGHT // blocks, WIDTH), np.uint8)
-        self._frame = np.zeros((blocks, height // blocks, width), np.uint8)  # of a black one: black as well
+        blocks = gcd(HEIGHT, obs.height)
+        self._columns, self._across = _taps(WIDTH, obs.width)
+        rows, down = _taps(HEIGHT, obs.height)
+        self._rows, self._down = rows[:, : obs.height // blocks], down[:, : obs.height // blocks, None]
+        self._now = np.zeros((count, HEIGHT, WIDTH), np.uint8)
+        self._before = np.zeros((count * blocks, HEIGHT // blocks, WIDTH), np.uint8)
+        # Smaller ones; of black ones: black as well.
+        self._frame: NDArray[np.uint8] = np.zeros((count, 1, 1, obs.height, obs.width), np.uint8)
+        self._stale = False
 
     @staticmethod
-    def fits(height: int, width: int) -> bool:
-        """Whether OpenCV goes this way: larger frames, and sides that both shrink by whole numbers, have others."""
-        return height < HEIGHT and width < WIDTH and bool(HEIGHT % height or WIDTH % width)
+    def fit(obs: ObservationConfig) -> bool:
+        """Whether OpenCV goes this way: larger frames, and sides that both shrink by whole numbers, have others.
 
-    def __call__(self, frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return a smaller frame, [H, W], which is good until the next one."""
-        blocks = frame.reshape(self._before.shape)
-        (changed,) = (blocks != self._before).any((1, 2)).nonzero()
+        Colours are not shown.
+        """
+        height, width = obs.height, obs.width
+        smaller = height < HEIGHT and width < WIDTH
+        return obs.channels == 1 and smaller and bool(HEIGHT % height or WIDTH % width)
+
+    def show(self, place: int, frames: NDArray[np.uint8]) -> None:
+        """Show the brighter of some frames, [F, 210, 160], at every pixel."""
+        np.maximum.reduce(frames, out=self._now[place])
+        self._stale = True
+
+    def frame(self, place: int) -> Frames:
+        """Return what an emulator shows, [1, 1, H, W], which is good until it shows something else."""
+        if self._stale:
+            self._resize()
+            self._stale = False
+        return self._frame[place, :]
+
+    def _resize(self) -> None:
+        blocks = self._now.reshape(self._before.shape)
+        words = len(blocks), -1  # of 64 bits: compared faster than bytes
+        (changed,) = (
+            (blocks.view(np.uint64).reshape(words) != self._before.view(np.uint64).reshape(words)).any(1).nonzero()
+        )
         if len(changed):
             self._before[changed] = new = blocks[changed]
             across = _weighted(new.astype(np.float32), self._columns, self._across, -1)
-            self._frame[changed] = np.rint(_weighted(across, self._rows, self._down, -2))
-        return self._frame.reshape(-1, self._frame.shape[-1])
+            small = self._frame.reshape(len(blocks), -1, self._frame.shape[-1])
+            small[changed] = np.rint(_weighted(across, self._rows, self._down, -2))
 
 
 def _weighted(

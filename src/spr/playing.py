@@ -129,9 +129,10 @@ def stream(seed: int, number: int) -> np.random.Generator:
     return np.random.default_rng([seed, number, *b"evaluate"])
 
 
-def exploration(rng: np.random.Generator, epsilon: float, actions: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Draw for a game's next steps whether each explores, and the action that it then takes."""
-    return rng.random(_BLOCK) < epsilon, rng.integers(actions, size=_BLOCK)
+def exploration(rng: np.random.Generator, epsilon: float, actions: int) -> list[int | None]:
+    """Draw for each of a game's next steps the action that it takes to explore, or None where it does not."""
+    explores, other = rng.random(_BLOCK) < epsilon, rng.integers(actions, size=_BLOCK)
+    return [action if yes else None for yes, action in zip(explores.tolist(), other.tolist(), strict=True)]
 
 
 class Games:
@@ -143,8 +144,9 @@ class Games:
         self.envs, self._rules = envs, rules
         self._chains = [list(chain) for chain in chains]  # what each has left, beginning with the game it plays
         self._rng = [stream(rules.seed, chain[0].number) for chain in chains]
-        self._score, self._length = np.zeros(count), np.zeros(count, np.int64)
-        self._explores, self._other = np.zeros((count, _BLOCK), np.bool_), np.zeros((count, _BLOCK), np.int64)
+        # Of each emulator, in Python's own numbers: there are few, and NumPy takes as long for one as for a hundred.
+        self._score, self._length = [0.0] * count, [0] * count
+        self._explores: list[list[int | None]] = [[]] * count  # in the present block of steps
         self.frame = envs.reset([chain[0].start for chain in chains]).copy()
         self._own = (envs.own_actions or [envs.num_actions])[0]
         self.is_first = np.ones(count, np.bool_)
@@ -163,25 +165,29 @@ class Games:
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Act, epsilon-greedily."""
-        at = self._length % _BLOCK
-        for place in np.nonzero(at == 0)[0].tolist():
-            drawn = exploration(self._rng[place], self._rules.epsilon, self._own)
-            self._explores[place], self._other[place] = drawn
-        now = (np.arange(len(action)), at)
-        self.envs.send(np.where(self._explores[now], self._other[now], action))
+        taken = action.tolist()
+        for place, length in enumerate(self._length):
+            at = length % _BLOCK
+            if at == 0:
+                self._explores[place] = exploration(self._rng[place], self._rules.epsilon, self._own)
+            if (other := self._explores[place][at]) is not None:
+                taken[place] = other
+        self.envs.send(np.array(taken))
 
     def recv(self) -> list[Ended]:
         """Take in one step, and return the games that ended by it."""
         out = self.envs.recv()
         self.frame, self.is_first = out.frame, out.terminal | out.truncated
-        self._score += out.reward
-        self._length += 1
         ended: list[Ended] = []
         cut: list[int] = []
-        for place in np.nonzero(out.game_over | (self._length >= self._rules.limit))[0].tolist():
+        for place, (reward, game_over) in enumerate(zip(out.reward.tolist(), out.game_over.tolist(), strict=True)):
+            self._score[place] += reward
+            self._length[place] += 1
+            if not game_over and self._length[place] < self._rules.limit:
+                continue
             if chain := self._chains[place]:
-                ended.append(Ended(chain.pop(0).number, float(self._score[place]), int(self._length[place])))
-                if chain and not out.game_over[place]:
+                ended.append(Ended(chain.pop(0).number, self._score[place], self._length[place]))
+                if chain and not game_over:
                     cut.append(place)
             self._begin(place)
         if cut:
@@ -190,7 +196,7 @@ class Games:
 
     def _begin(self, place: int) -> None:
         """Count from zero again."""
-        self._score[place] = self._length[place] = 0
+        self._score[place], self._length[place] = 0.0, 0
         if chain := self._chains[place]:
             self._rng[place] = stream(self._rules.seed, chain[0].number)
 

@@ -116,18 +116,18 @@ def play(agent: Agent, seed: int, most: int = LONGEST) -> Iterator[Moment]:
     foresight = Foresight(networks, config.learner.depth) if config.has_model else None
     chance = _exploration(seed, config.evaluation.epsilon, len(envs.action_names))
     frame, is_first, score = envs.reset(seeds_for(seed, "evaluate", 1)), True, 0.0
-    for step, (explores, other) in zip(range(1, most + 1), chance, strict=False):
+    for step, other in zip(range(1, most + 1), chance, strict=False):
         stacks.observe(torch.from_numpy(frame).to(device)[None], torch.tensor([[is_first]], device=device))
         z = networks.encoder(stacks.stack[0].to(networks.support.dtype) / 255)
         outputs = networks.head(z.flatten(1), ())[0, 0]  # [A, Z]
         q_values = networks.q_values(outputs)
-        action = other if explores else int(q_values.argmax())
+        action = int(q_values.argmax()) if other is None else other
         moment = Moment(
             step=step,
             picture=envs.picture(),
             q_values=q_values.cpu().numpy(),
             action=action,
-            explores=explores,
+            explores=other is not None,
             distribution=outputs[action].softmax(-1).cpu().numpy() if networks.categorical else None,
             cosines=None if foresight is None else foresight(z, is_first, action),
             score=score,
@@ -140,12 +140,11 @@ def play(agent: Agent, seed: int, most: int = LONGEST) -> Iterator[Moment]:
             return
 
 
-def _exploration(seed: int, epsilon: float, actions: int) -> Iterator[tuple[bool, int]]:
-    """Say for every step of the game whether it explores, and the action that it then takes."""
+def _exploration(seed: int, epsilon: float, actions: int) -> Iterator[int | None]:
+    """Say for every step of the game which action it takes to explore, if it does."""
     rng = playing.stream(seed, 0)
     while True:
-        explores, other = playing.exploration(rng, epsilon, actions)
-        yield from zip(explores.tolist(), other.tolist(), strict=True)
+        yield from playing.exploration(rng, epsilon, actions)
 
 
 class Foresight:
