@@ -55,7 +55,16 @@ def test_frames_of_other_sizes_are_the_same(height, width):
     assert_same_game("ms_pacman", 40, obs, [3])
 
 
-@pytest.mark.parametrize("size", [(105, 80), (70, 80), (210, 84), (84, 160), (300, 300)])
+# Games for European television sets have 250 rows: air_raid is one, and so are some of the ROMs of published scores.
+@pytest.mark.parametrize(("game", "rows"), [("air_raid", 250), ("carnival", 214)])
+def test_games_with_more_rows_are_shown_whole(game, rows):
+    mine = Emulator(game, Screens(GRAY))
+    mine.reset([1])
+    assert mine._ale.getScreenDims() == (rows, 160)
+    assert_same_game(game, 300)
+
+
+@pytest.mark.parametrize("size", [(105, 80), (70, 80), (107, 80), (210, 84), (84, 160), (300, 300)])
 def test_frames_that_opencv_makes_in_other_ways_are_not_shown(size):
     height, width = size
     assert not Screens.fit(ObservationConfig(height=height, width=width))
@@ -105,6 +114,14 @@ def test_rows_that_look_as_before_are_kept_and_no_others():
             screens.show(place, frames[place][None])
         for place in shown:
             assert (screens.frame(place)[0, 0] == resized(frames[place])).all()
+
+
+def test_a_process_can_go_on_with_a_game_of_another_height():
+    random, screens = np.random.default_rng(0), Screens(GRAY, 2)
+    for rows in (210, 250, 214, 210):
+        frames = random.integers(256, size=(2, rows, 160), dtype=np.uint8)
+        for place in (0, 1):
+            assert (resized(frames[place], screens, place) == resized(frames[place])).all()
 
 
 def test_numbers_of_no_ops_are_drawn_as_by_the_c_library():

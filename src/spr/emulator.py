@@ -6,8 +6,8 @@ handed over, an emulator steps only if it is told to, rows that look as before a
 to be resized of all emulators is resized at once.
 """
 
-from collections.abc import Sequence
-from math import ceil, floor, gcd
+from collections.abc import Iterable, Sequence
+from math import ceil, floor
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class Emulator:
         self._ale.setFloat("repeat_action_probability", 0.0)
         self._game, self._actions = game, list[Any]()
         self._noops = np.random.RandomState()  # of C++'s mt19937, seeded by one number: the same
-        self._two = np.zeros((2, HEIGHT, WIDTH), np.uint8)  # the last frames of a step
+        self._two: NDArray[np.uint8]  # the last frames of a step
         self._screens, self._place = screens, place
         self._lives = self._steps = 0
         self._flags = np.zeros((3, 1), np.bool_)  # of the last step, as below
@@ -43,6 +43,7 @@ class Emulator:
         (seed,) = seeds
         self._ale.setInt("random_seed", seed)
         self._ale.loadROM(self._rom)
+        self._two = np.zeros((2, *self._ale.getScreenDims()), np.uint8)
         self._actions = self._ale.getMinimalActionSet()
         self.own_actions = [len(self._actions)]
         self._noops.seed(seed)
@@ -101,37 +102,41 @@ def _below(end: int, random: np.random.RandomState) -> int:
 
 
 class Screens:
-    """What some emulators show: the console's gray frames, made smaller as OpenCV's INTER_AREA does it.
+    """What some emulators of a game show: the console's gray frames, made smaller as OpenCV's INTER_AREA does it.
 
-    The same float32 sums in the same order. Heights have a common divisor, 42 of 210 and 84 rows: so many blocks of
-    rows do not depend on each other, and those that look as they did before are kept. The others are resized together,
-    whichever emulators they belong to: blocks are small, and most of NumPy's time is that of its calls.
+    The same float32 sums in the same order, of those rows only that are made of others than before. They are resized
+    together, whichever emulators they belong to: rows are short, and most of NumPy's time is that of its calls.
+    Shapes: E emulators, T taps, N rows that have changed. Most games have 210 rows, some more: 250 those for
+    European television sets.
     """
 
     def __init__(self, obs: ObservationConfig, count: int = 1) -> None:
-        """Find out which pixels a smaller one is made of."""
-        blocks = gcd(HEIGHT, obs.height)
+        """Begin with black screens."""
         self._columns, self._across = _taps(WIDTH, obs.width)
-        rows, down = _taps(HEIGHT, obs.height)
-        self._rows, self._down = rows[:, : obs.height // blocks], down[:, : obs.height // blocks, None]
-        self._now = np.zeros((count, HEIGHT, WIDTH), np.uint8)
-        self._before = np.zeros((count * blocks, HEIGHT // blocks, WIDTH), np.uint8)
-        # Smaller ones; of black ones: black as well.
+        # Of black ones: black as well.
         self._frame: NDArray[np.uint8] = np.zeros((count, 1, 1, obs.height, obs.width), np.uint8)
+        self._tall(HEIGHT)
+
+    def _tall(self, height: int) -> None:
+        """Have screens of so many rows, and find out which of them a smaller one is made of."""
+        self._rows, self._down = _taps(height, self._frame.shape[-2])
+        self._now = np.zeros((len(self._frame), height, WIDTH), np.uint8)
+        self._before = self._now.copy()
+        self._frame[:] = 0
         self._stale = False
 
     @staticmethod
     def fit(obs: ObservationConfig) -> bool:
-        """Whether OpenCV goes this way: larger frames, and sides that both shrink by whole numbers, have others.
+        """Whether OpenCV goes this way for gray frames of any game: sides that both shrink by whole numbers go another.
 
-        Colours are not shown.
+        So a width that does is enough to be refused: games differ in their heights.
         """
-        height, width = obs.height, obs.width
-        smaller = height < HEIGHT and width < WIDTH
-        return obs.channels == 1 and smaller and bool(HEIGHT % height or WIDTH % width)
+        return obs.channels == 1 and obs.height < HEIGHT and obs.width < WIDTH and WIDTH % obs.width != 0
 
     def show(self, place: int, frames: NDArray[np.uint8]) -> None:
         """Show the brighter of some frames, [F, 210, 160], at every pixel."""
+        if frames.shape[1] != self._now.shape[1]:
+            self._tall(frames.shape[1])
         np.maximum.reduce(frames, out=self._now[place])
         self._stale = True
 
@@ -143,25 +148,22 @@ class Screens:
         return self._frame[place, :]
 
     def _resize(self) -> None:
-        blocks = self._now.reshape(self._before.shape)
-        words = len(blocks), -1  # of 64 bits: compared faster than bytes
-        (changed,) = (
-            (blocks.view(np.uint64).reshape(words) != self._before.view(np.uint64).reshape(words)).any(1).nonzero()
-        )
-        if len(changed):
-            self._before[changed] = new = blocks[changed]
-            across = _weighted(new.astype(np.float32), self._columns, self._across, -1)
-            small = self._frame.reshape(len(blocks), -1, self._frame.shape[-1])
-            small[changed] = np.rint(_weighted(across, self._rows, self._down, -2))
+        # Compared in words of 64 bits, which is faster than by bytes.
+        changed = (self._now.view(np.uint64) != self._before.view(np.uint64)).any(-1)  # [E, 210]
+        place, row = changed.take(self._rows, 1).any(1).nonzero()
+        if len(row):
+            np.copyto(self._before, self._now)
+            taps = self._now[place, self._rows[:, row]].astype(np.float32)  # [T, N, 160]
+            across = _weighted((taps.take(where, -1) for where in self._columns), self._across)  # [T, N, 84]
+            self._frame[place, 0, 0, row] = np.rint(_weighted(across, self._down[:, row, None]))
 
 
-def _weighted(
-    x: NDArray[np.float32], where: NDArray[np.intp], weight: NDArray[np.float32], axis: int
-) -> NDArray[np.float32]:
-    """Sum the taps of every new pixel of a dimension, one after the other."""
-    total: NDArray[np.float32] = x.take(where[0], axis) * weight[0]
-    for tap in range(1, len(where)):
-        total += x.take(where[tap], axis) * weight[tap]
+def _weighted(taps: Iterable[NDArray[np.float32]], weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Sum taps one after the other: another order would round differently."""
+    products = (tap * weight for tap, weight in zip(taps, weights, strict=True))
+    total: NDArray[np.float32] = next(products)
+    for product in products:
+        total += product
     return total
 
 
