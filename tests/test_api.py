@@ -13,6 +13,7 @@ import torch
 import spr
 from spr import events
 from spr.cli import main
+from spr.gym_envs import Gymnasium
 from spr.networks import Networks
 
 TINY = {
@@ -123,9 +124,15 @@ def test_one_observation_or_many_as_array_or_tensor(agent):
     for wrong in (batch[:, :2], batch.astype(np.float32), batch[None]):
         with pytest.raises(spr.UserError, match="an observation is 4x84x84 numbers of type uint8"):
             agent.act(wrong)
-    for wrong in ([3], [[0]], [-1], [], [0.5]):
+    for wrong in (None, "x"):
+        with pytest.raises(spr.UserError, match=f"an observation is 4x84x84 .* not {wrong!r}"):
+            agent.act(wrong)
+    for wrong in ([3], [[0]], [-1], [], [0.5], 1, "ab", None):
         with pytest.raises(spr.UserError, match="each a whole number from 0 to 2"):
             agent.predict(batch[0], wrong)
+    for wrong in ([[0]] * (len(batch) + 1), [[0, 1], [0]], [0]):
+        with pytest.raises(spr.UserError, match="actions must be"):
+            agent.predict(batch, wrong)
 
 
 def test_an_agent_is_saved_to_a_file_and_not_to_a_folder(agent, tmp_path):
@@ -143,6 +150,64 @@ def test_an_observer_stacks_what_the_agent_sees(agent):
     assert [int(plane.max()) for plane in second] == [0, 0, 7, 9]
     assert int(observer.reset(np.zeros((84, 84), np.uint8)).max()) == 0
     agent.act(second)
+
+
+class Images(gymnasium.Env):
+    """Shows images of any kind, and nothing else."""
+
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def __init__(self, space):
+        self.observation_space = space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        self.observation_space.seed(0)
+        return self.observation_space.sample(), {}
+
+
+@pytest.mark.parametrize(
+    ("space", "speaks"),
+    [
+        (gymnasium.spaces.Box(0, 255, (42, 30), np.uint8), True),
+        (gymnasium.spaces.Box(0, 255, (3, 42, 30), np.uint8), True),
+        (gymnasium.spaces.Box(0, 255, (42, 30, 3), np.uint8), True),
+        (gymnasium.spaces.Box(0, 1, (42, 30), bool), True),
+        (gymnasium.spaces.Box(0, 1, (42, 30), np.float32), False),
+        (gymnasium.spaces.Box(-1, 3, (42, 30), np.float64), False),
+        (gymnasium.spaces.Box(0, 1000, (42, 30), np.int16), False),
+    ],
+)
+def test_an_observer_makes_the_frames_that_training_makes(agent, space, speaks):
+    """Of whatever numbers; where these do not say what is black and what white, the environment must be given."""
+    env = Images(space)
+    image, _ = env.reset()
+    (frame,) = Gymnasium("Images", 1, agent.config.observation, lambda: env).reset([0])
+    for given in (env, space):
+        assert (agent.observer(given).reset(image)[-1:] == frame).all()
+    assert frame.max() > 200  # and not black
+    if speaks:
+        assert (agent.observer().reset(image)[-1:] == frame).all()
+    else:
+        with pytest.raises(spr.UserError, match=rf"an image of {image.dtype} does not say .* agent.observer\(env\)"):
+            agent.observer().reset(image)
+
+
+def test_an_observer_refuses_what_is_no_image(agent):
+    whole = gymnasium.spaces.Box(0, 1, (2, 2), np.float32)
+    for given, wrong, said in (
+        (None, np.zeros(5, np.uint8), "images are needed"),
+        (None, None, "an image of object"),
+        (None, np.zeros((84, 84, 5), np.uint8), "shows 5 planes"),
+        (whole, np.zeros((3, 2)), "this is an image of shape"),
+        (whole, np.full((2, 2), np.nan), "not finite"),
+    ):
+        with pytest.raises(spr.UserError, match=said):
+            agent.observer(given).reset(wrong)
+    with pytest.raises(spr.UserError, match="begins with reset"):
+        agent.observer().push(np.zeros((84, 84), np.uint8))
+    with pytest.raises(spr.UserError, match="an environment or its observation_space, not 3"):
+        agent.observer(3)
 
 
 @pytest.mark.slow
@@ -233,7 +298,16 @@ def test_wrong_arguments_say_what_is_right(tmp_path):
         spr.train("catch", seeds=[3, 3], out=tmp_path)
     with pytest.raises(spr.UserError, match="the game catch is given twice"):
         spr.train(["catch", "catch"], out=tmp_path)
-    for wrong in ("0-3", 3.5, [0.5]):
+    for wrong in (5, None, [3]):
+        with pytest.raises(spr.UserError, match=r"games are names, 'pong' or \['pong', 'breakout'\]"):
+            spr.train(wrong, out=tmp_path)
+    with pytest.raises(spr.UserError, match="changes are fields by name"):
+        spr.train("catch", changes=["a"], out=tmp_path)
+    with pytest.raises(spr.UserError, match=r"resume=True .* overwrite=True .* choose one"):
+        spr.train("catch", resume=True, overwrite=True, out=tmp_path)
+    with pytest.raises(spr.UserError, match="a run's folder or an exported file, not from None"):
+        spr.load(None)
+    for wrong in ("0-3", 3.5, [0.5], True, [False]):
         with pytest.raises(spr.UserError, match=r"seeds are whole numbers, seeds=3 or seeds=\[0, 1, 2\]"):
             spr.train("catch", seeds=wrong, out=tmp_path)
     with pytest.raises(spr.UserError, match="nothing to train: no seed is given"):

@@ -103,3 +103,15 @@ def test_names_are_given_once():
     with pytest.raises(UserError, match="named 'spr' is there already"):
         register("spr")(quadratic)
     assert "quadratic" in known()
+
+
+def test_the_quadratic_loss_gains_by_making_everything_smaller_and_the_cosine_does_not():
+    """Why one can collapse and the other can't: along the representation itself the cosine has no gradient."""
+    predicted, target, mask = random()
+    mask = torch.ones_like(mask)
+    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+    for loss, shrinks in ((quadratic, True), (spr, False)):
+        (slope,) = torch.autograd.grad(loss(scale * predicted, scale * target, mask).sum(), scale)
+        # The squared distance of what is scaled by s is s^2 times as large: its slope at 1 is twice its value.
+        expected = 2 * quadratic(predicted, target, mask).sum() if shrinks else torch.zeros(())
+        assert slope.item() == pytest.approx(expected.item(), abs=1e-12)

@@ -458,6 +458,6 @@ def test_a_file_can_not_ask_for_a_million_games_nor_for_one_without_end(tmp_path
     assert main(["evaluate", str(run)]) == 2
     assert "asks for 3 games: say with --episodes how many you want" in capsys.readouterr().err
     assert main(["evaluate", str(run), "--episodes", "3"]) == 0
-    assert "3 games of them cut off after 5 steps" in " ".join(capsys.readouterr().out.split())
+    assert "3 of 3 games cut off after 5 steps" in " ".join(capsys.readouterr().out.split())
     assert main(["evaluate", str(run), "--episodes", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["episode_steps"] == [5, 5, 5]

@@ -184,9 +184,10 @@ def test_the_quadratic_loss_collapses_the_latents_and_the_cosine_does_not():
         config = preset_config(preset).override(quick)
         fleet = assemble(config, make("catch", 2, obs=config.observation), [0, 1], CPU)
         rows = [info.rows for info in train(fleet) if info.rows]
-        # Of two seeds: a single run's varies by a factor of ten, the two losses' by thirty or more.
-        spread[preset] = np.mean([row[i]["spread"] for row in rows[-5:] for i in range(2)])
-    assert spread["spr_quadratic"] < 0.2 * spread["spr"], spread
+        # A single run varies by a factor of ten, and with the processor's rounding: so the logarithms are averaged.
+        # With three ways to compute on one processor (ATEN_CPU_CAPABILITY) the ratio was 0.05, 0.09 and 0.14.
+        spread[preset] = np.exp(np.mean([np.log(row[i]["spread"]) for row in rows[-5:] for i in range(2)]))
+    assert spread["spr_quadratic"] < 0.5 * spread["spr"], spread
 
 
 @pytest.mark.slow

@@ -373,7 +373,7 @@ def test_a_damaged_result_is_named_and_not_counted(tmp_path, capsys):
     path.write_text(path.read_text()[:-20])
     for command in (["sweep", "--games", "catch", "--runs", "1"], ["train", "catch", "--resume"]):
         assert main([*command, "--out", str(tmp_path), *CHANGES]) == 2
-        assert "result.json can't be read" in capsys.readouterr().err
+        assert "result.json can't be used: it is torn or damaged" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
 from spr import runs
 from spr.config import Config
 from spr.errors import UserError
-from spr.gym_envs import to_frame
+from spr.gym_envs import WrongError, checked_image, picture_of, to_frame
 from spr.hardware import choose_device
 from spr.networks import Networks, num_actions_of
 from spr.runs import Run
@@ -75,12 +76,7 @@ class Agent:
         """
         if not self.config.has_model:
             raise UserError(f"an agent of '{self.run.preset}' has no transition model")
-        chosen = torch.as_tensor(np.asarray(actions), device=self.device)
-        whole = chosen.dim() == np.ndim(observation) - 2 and chosen.numel() and not chosen.is_floating_point()
-        if not whole or chosen.min() < 0 or chosen.max() >= self.num_actions:
-            raise UserError(
-                f"actions must be [K], or [B, K] for a batch, each a whole number from 0 to {self.num_actions - 1}"
-            )
+        chosen = self._chosen(observation, actions)
 
         def roll(x: Tensor) -> Tensor:
             networks, steps = self._networks, chosen.view(len(x), -1).T  # [K, B]
@@ -90,9 +86,30 @@ class Agent:
 
         return self._answer(observation, roll)
 
-    def observer(self) -> "Observer":
-        """Return what turns an environment's images into this agent's observations."""
-        return Observer(self.config)
+    def _chosen(self, observation: Images, actions: Any) -> Tensor:
+        """Return the actions of `predict`, [K] or [B, K], if they fit."""
+        try:
+            chosen = torch.as_tensor(np.asarray(actions), device=self.device)
+        except (TypeError, ValueError):
+            chosen = torch.empty(0)
+        batch = np.shape(observation)[:-3]
+        whole = chosen.shape[:-1] == batch and chosen.numel() and not chosen.is_floating_point()
+        if not whole or chosen.dim() == 0 or chosen.min() < 0 or chosen.max() >= self.num_actions:
+            raise UserError(
+                f"actions must be [K], or [B, K] for a batch, each a whole number from 0 to {self.num_actions - 1}"
+            )
+        return chosen
+
+    def observer(self, env: Any = None) -> "Observer":
+        """Return what turns an environment's images into this agent's observations.
+
+        Images of bytes and of booleans speak for themselves. Of other numbers it must be known which are black and
+        white: give the environment, or its observation space.
+        """
+        space = getattr(env, "observation_space", env)
+        if space is not None and not isinstance(space, spaces.Space):
+            raise UserError(f"an observer is given an environment or its observation_space, not {env!r:.60}")
+        return Observer(self.run, space)
 
     def save(self, path: str | Path) -> None:
         """Write the agent to one file, which `spr.load` and `spr evaluate` read."""
@@ -103,12 +120,20 @@ class Agent:
     @torch.no_grad()
     def _answer(self, observation: Images, ask: Any) -> Any:
         obs = self.config.observation
-        given = torch.as_tensor(observation)
         shape = (obs.planes, obs.height, obs.width)
-        if given.dtype != torch.uint8 or given.dim() not in (3, 4) or given.shape[-3:] != shape:
+        try:
+            given = torch.as_tensor(observation)
+        except (RuntimeError, TypeError, ValueError):
+            given = None
+        if given is None or given.dtype != torch.uint8 or given.dim() not in (3, 4) or given.shape[-3:] != shape:
+            found = (
+                f"{observation!r:.60}"
+                if given is None
+                else f"{tuple(given.shape)} of {str(given.dtype).removeprefix('torch.')}"
+            )
             raise UserError(
                 f"an observation is {obs.planes}x{obs.height}x{obs.width} numbers of type uint8, or a batch of such, "
-                f"not {tuple(given.shape)} of {str(given.dtype).removeprefix('torch.')}; Agent.observer() makes them"
+                f"not {found}; Agent.observer() makes them"
             )
         batch = given if given.dim() == 4 else given[None]
         answer: Tensor = ask(batch.to(self.device).float() / 255)
@@ -117,25 +142,49 @@ class Agent:
 
 
 class Observer:
-    """Turns an environment's images, one after the other, into observations [P, H, W]."""
+    """Turns an environment's images, one after the other, into observations [P, H, W], as training does."""
 
-    def __init__(self, config: Config) -> None:
-        """Nothing has been seen."""
-        self._obs = config.observation
-        self._stack = np.zeros((self._obs.planes, self._obs.height, self._obs.width), np.uint8)
+    def __init__(self, run: Run, space: spaces.Space[Any] | None = None) -> None:
+        """Nothing has been seen; the space, where it is given, says what images are."""
+        self._game, self._obs, self._space = run.game, run.config.observation, space
+        self._stack: NDArray[np.uint8] | None = None
 
-    def reset(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def reset(self, image: NDArray[Any]) -> NDArray[np.uint8]:
         """Return the first observation of an episode: what came before is black."""
-        self._stack[:] = 0
-        return self.push(image)
+        obs = self._obs
+        return self._add(np.zeros((obs.planes, obs.height, obs.width), np.uint8), image)
 
-    def push(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def push(self, image: NDArray[Any]) -> NDArray[np.uint8]:
         """Return the observation that this image completes."""
-        self._stack = np.concatenate([self._stack[self._obs.channels :], to_frame(image, self._obs)])
+        if self._stack is None:
+            raise UserError("an episode begins with reset(image); push(image) is for those that follow")
+        return self._add(self._stack, image)
+
+    def _add(self, stack: NDArray[np.uint8], image: NDArray[Any]) -> NDArray[np.uint8]:
+        space = self._space or _space_of(image)
+        picture = picture_of(self._game, space, self._obs)
+        try:
+            frame = to_frame(checked_image(image, space), self._obs, picture)
+        except WrongError as problem:
+            raise UserError(f"this is {problem}") from problem
+        self._stack = np.concatenate([stack[self._obs.channels :], frame])
         return self._stack.copy()
+
+
+def _space_of(image: Any) -> spaces.Space[Any]:
+    """Return the space of images like this one, if its type says which numbers are black and white."""
+    numbers = np.asarray(image)
+    if numbers.dtype not in (np.uint8, np.bool_):
+        raise UserError(
+            f"an image of {numbers.dtype} does not say which of its numbers are black and white: agent.observer(env) "
+            "takes that from the environment's observation_space; images of uint8 or booleans need none"
+        )
+    return spaces.Box(0, 255 if numbers.dtype == np.uint8 else 1, numbers.shape, numbers.dtype.type)
 
 
 def load(path: str | Path, device: str = "auto") -> Agent:
     """Read an agent from a run's folder or from an exported file; nothing in it is ever run."""
+    if not isinstance(path, str | Path):
+        raise UserError(f"an agent is loaded from a run's folder or an exported file, not from {path!r:.60}")
     run, weights = runs.load(Path(path))
     return Agent(run, weights, choose_device(device))

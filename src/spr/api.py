@@ -4,7 +4,7 @@ import operator
 import queue
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -228,7 +228,14 @@ def _order(
     known |= {"log", "log_every"}
     if unknown := sorted(more.keys() - known):
         raise TypeError(f"train() got an unexpected argument '{unknown[0]}'; there are {', '.join(sorted(known))}")
-    named = named_games([games] if isinstance(games, str) else games)
+    names = [games] if isinstance(games, str) else list(games) if isinstance(games, Iterable) else [games]
+    if not all(isinstance(name, str) for name in names):
+        raise UserError(f"games are names, 'pong' or ['pong', 'breakout'], not {games!r:.60}")
+    if not isinstance(changes, Mapping | None):
+        raise UserError(f'changes are fields by name, such as {{"learner.depth": 3}}, not {changes!r:.60}')
+    if more.get("resume") and more.get("overwrite"):
+        raise UserError("resume=True goes on with a run and overwrite=True starts it again: choose one")
+    named = named_games(names)
     numbers = _whole_numbers(seeds)
     runs.check_seeds(numbers)
     if not named or not numbers:
@@ -267,7 +274,10 @@ def _order(
 
 def _whole_numbers(seeds: Any) -> tuple[int, ...]:
     try:
-        return (operator.index(seeds),) if hasattr(seeds, "__index__") else tuple(map(operator.index, seeds))
+        numbers = [seeds] if hasattr(seeds, "__index__") else list(seeds)
+        if any(isinstance(number, bool) for number in numbers):
+            raise TypeError
+        return tuple(map(operator.index, numbers))
     except TypeError:
         raise UserError(f"seeds are whole numbers, seeds=3 or seeds=[0, 1, 2], not {seeds!r:.60}") from None
 

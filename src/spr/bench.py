@@ -51,6 +51,9 @@ def measure(
 
     With `profiled`, also the kernels of an update by kind.
     """
+    if device.type == "cuda":  # what the size before has taken does not count
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     start = max(256, config.horizon + config.observation.stack + config.replay.batch_size)
     envs = make_each([games[i % len(games)] for i in range(agents)], config.observation)
     try:
@@ -141,7 +144,7 @@ def kernels_of(work: Callable[[], Any], device: torch.device) -> list[Kernels]:
 
 
 def _memory(device: torch.device) -> float:
-    """Return the most memory taken so far: of the GPU by this process, or of the host."""
+    """Return the most memory taken: of the GPU by this fleet, or of the host by this process so far."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

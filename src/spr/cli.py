@@ -203,7 +203,7 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
     )
     if cut := sum(length >= config.evaluation.max_steps for length in lengths):
         limit = config.evaluation.max_steps
-        console.print(f"{plural(cut, 'game')} of them cut off after {limit:,} steps", highlight=False)
+        console.print(f"{cut} of {plural(len(scores), 'game')} cut off after {limit:,} steps", highlight=False)
     if run.step is not None and run.step < steps:
         console.print(f"an unfinished run: this agent has learnt for {run.step:,} of {steps:,} steps", highlight=False)
     return 0

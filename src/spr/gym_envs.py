@@ -179,7 +179,7 @@ class Gymnasium:
             return np.zeros(self._obs.frame, np.uint8)
 
     def _frame(self, place: int, image: Any) -> Frames:
-        frame = to_frame(_image(image, self._envs[place].observation_space), self._obs, self._picture)
+        frame = to_frame(checked_image(image, self._envs[place].observation_space), self._obs, self._picture)
         self._last = frame if place == 0 else self._last
         return frame
 
@@ -190,14 +190,14 @@ class Gymnasium:
     def _said(self, error: BaseException) -> str:
         """Say what an environment did wrong, and where."""
         said = " ".join(str(error).split())
-        if isinstance(error, _WrongError):
+        if isinstance(error, WrongError):
             return f"'{self._game}' gave {said}"
         if isinstance(error, SystemExit):
             return f"'{self._game}' called sys.exit({said}) ({where(error)})"
         return f"'{self._game}' raised {type(error).__name__}: {said} ({where(error)})"
 
 
-class _WrongError(Exception):
+class WrongError(Exception):
     """An environment gave what it should not have."""
 
 
@@ -205,23 +205,23 @@ def _finite(gained: Any) -> np.float32:
     with np.errstate(over="ignore"):
         reward = np.float32(float(gained))
     if not np.isfinite(reward):
-        raise _WrongError(f"a reward of {gained}, which no score can be made of")
+        raise WrongError(f"a reward of {gained}, which no score can be made of")
     return reward
 
 
-def _image(image: Any, space: spaces.Space[Any]) -> NDArray[Any]:
+def checked_image(image: Any, space: spaces.Space[Any]) -> NDArray[Any]:
     """Return an observation, if it is what its space promises: of that shape, of such numbers, and all of them finite.
 
     Whole numbers of any size pass for each other, and in place of fractions. Fractions do not pass for whole numbers:
     they would be black.
     """
     if np.shape(image) != space.shape:
-        raise _WrongError(f"an image of shape {np.shape(image)}, not {space.shape}")
+        raise WrongError(f"an image of shape {np.shape(image)}, not {space.shape}")
     numbers, wanted = np.asarray(image), np.dtype(space.dtype)
     if numbers.dtype.kind not in ("biuf" if wanted.kind == "f" else "biu"):
-        raise _WrongError(f"an image of {numbers.dtype}, not {wanted}")
+        raise WrongError(f"an image of {numbers.dtype}, not {wanted}")
     if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
-        raise _WrongError("an image with numbers that are not finite")
+        raise WrongError("an image with numbers that are not finite")
     return numbers
 
 

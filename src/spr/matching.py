@@ -51,7 +51,7 @@ def _holds(path: Path, name: str, asked: Mapping[str, Any]) -> bool:
         read = checked_result if name == "result.json" else reading.json_object
         made = _as_made(read(path / name))
     except (UnusableError, UserError) as error:
-        raise UserError(f"{path / name} can't be read: {error}; 'spr train --overwrite' replaces the run") from error
+        raise UserError(f"{path / name} can't be used: {error}; 'spr train --overwrite' replaces the run") from error
     for what in [key for key in asked if key in made]:
         if (differs := _difference(what, asked[what], made[what])) is not None:
             kind = "a finished" if name == "result.json" else "an unfinished"

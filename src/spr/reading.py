@@ -28,7 +28,7 @@ def parse(text: bytes | str) -> Any:
     except RecursionError:
         raise UnusableError("it is nested too deeply") from None
     except ValueError as error:
-        raise UnusableError(one_line(error)) from error
+        raise UnusableError(f"it is torn or damaged ({one_line(error)})") from error
     level = [found]
     for _ in range(_DEEPEST):
         level = [

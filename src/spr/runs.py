@@ -35,7 +35,10 @@ _LARGEST_GROWN = 2**28  # bytes of a file that grows line by line
 LOGS = "logs"  # where a sweep's commands write what they say
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors that no other input would have avoided
 _MODULE = r"[\w.]{1,200}"  # a module's name, in a file
-_FILES = {"config.json": "it is not a run's folder", "agent.safetensors": "its agent was not saved"}
+_FILES = {
+    "config.json": "it is not a run's folder",
+    "agent.safetensors": "its agent was not saved, or has been removed",
+}
 
 
 class Run(NamedTuple):
@@ -194,10 +197,7 @@ def result(path: Path) -> dict[str, Any] | None:
 
 def checked_result(file: Path) -> dict[str, Any]:
     """Read a result that has everything a result has; `UnusableError` says what is wrong with it."""
-    try:
-        data = reading.json_object(file)
-    except UnusableError as problem:
-        raise UnusableError(f"it can't be read: {problem}") from problem
+    data = reading.json_object(file)
     reading.check_result(data)
     return data
 

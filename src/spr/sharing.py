@@ -95,7 +95,7 @@ def card(run: Run, result: Mapping[str, Any]) -> str:
         lines[-1] += f"; human-normalised {human:.3f}" if human is not None else ""
         lines[-1] += f"; a random agent scored {chance:,.2f}" if chance is not None else ""
         cut = result.get("episodes_cut", 0)
-        lines[-1] += f"; {plural(cut, 'game')} of them cut off" if cut else ""
+        lines[-1] += f"; {cut} of these were cut off" if cut else ""
         lines[-1] += ". Every game is in `result.json`."
     else:
         lines += ["It was not judged: its run is not finished."]
