@@ -11,7 +11,7 @@ from spr.config import Config
 from spr.elsewhere import Processes
 from spr.environment import ObservationConfig, Step
 from spr.envs import make
-from spr.errors import UserError
+from spr.errors import EnvironmentFault, UserError
 from spr.evaluation import Agents, play
 from spr.learner import Learner
 from spr.networks import Networks, crop_actions, pad_actions
@@ -132,9 +132,9 @@ def atari(games, config, room=18):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("channels", "games"), [(1, ["pong", "breakout", "alien"]), (3, ["breakout"])])
+@pytest.mark.parametrize(("channels", "games"), [(1, ["air_raid", "breakout", "alien"]), (3, ["breakout"])])
 def test_emulators_in_processes_of_their_own_play_the_same_games(monkeypatch, channels, games):
-    """Games of other lengths and numbers of actions; freed processes go on with another game."""
+    """Games of other lengths, heights (air_raid) and numbers of actions; freed processes go on with another game."""
     changes = {"evaluation.episodes": 9, "evaluation.epsilon": 0.5, "evaluation.max_steps": 60, "network.hidden": 4}
     config = Config().override(changes | LITTLE_FRAMES | {"observation.channels": channels})
     monkeypatch.setattr(evaluate, "cores", lambda: 2)
@@ -190,10 +190,10 @@ def test_what_goes_wrong_in_a_process_of_its_own_is_raised_here():
         assert row.take() == []
         home.arrays.action[0, 1] = 17  # pong has six
         row.send()
-        with pytest.raises(RuntimeError, match="an emulator failed: ValueError: pong has 6 actions"):
+        with pytest.raises(EnvironmentFault, match="an emulator failed: ValueError: pong has 6 actions"):
             row.take()
         home._started[1]._popen.kill()
-        with pytest.raises(RuntimeError, match="an emulator's process ended while it played, with code -9"):
+        with pytest.raises(EnvironmentFault, match="an emulator's process ended while it played, with code -9"):
             [row.send() for _ in range(1000)] and row.take()
     finally:
         home.close()

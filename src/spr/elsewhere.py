@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from spr.atari import Atari
 from spr.emulator import Emulator, Screens
 from spr.environment import ObservationConfig
-from spr.errors import UserError
+from spr.errors import EnvironmentFault, UserError
 from spr.playing import Arrays, Ended, Game, Games, Rules
 
 _STEP = b""  # as an order; as an answer: nothing has ended
@@ -104,7 +104,7 @@ class _Process:
 
     def _mourn(self) -> NoReturn:
         code = self._popen.wait()
-        raise RuntimeError(f"an emulator's process ended while it played, with code {code}") from None
+        raise EnvironmentFault(0, f"an emulator's process ended while it played, with code {code}") from None
 
     def end(self) -> None:
         """End it, whatever it does."""
@@ -153,7 +153,7 @@ class DistantRow:
         if "refused" in answer:
             raise UserError(answer["refused"])
         if "failed" in answer:
-            raise RuntimeError(f"an emulator failed: {answer['failed']}")
+            raise EnvironmentFault(0, f"an emulator failed: {answer['failed']}")
         if "own_actions" in answer:
             self.own_actions, self.num_actions = answer["own_actions"], answer["num_actions"]
         self.idle = answer["idle"]
