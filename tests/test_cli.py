@@ -152,6 +152,7 @@ def test_a_colour_game_of_another_size_trains_evaluates_and_is_stamped(tmp_path,
         ("pong", {"observation.height": 96}, "atari"),
         ("pong", {}, "atari-100k"),
         ("pong", {"learner.depth": 3}, "atari-100k"),  # another method, judged alike
+        ("pong", {"evaluation.max_steps": 200}, "atari"),  # games cut short
         ("pong", {"schedule.steps": 99_999}, "atari"),
         ("pong", {"evaluation.episodes": 10}, "atari"),
         ("pong", {"evaluation.epsilon": 0.05}, "atari"),
@@ -450,6 +451,7 @@ def test_parts_that_need_more_than_the_core_say_what_to_install(monkeypatch, cap
 @pytest.mark.slow
 def test_a_file_can_not_ask_for_a_million_games_nor_for_one_without_end(tmp_path, capsys, monkeypatch):
     assert tiny(tmp_path, "--set", "evaluation.max_steps=5") == 0
+    assert "3 (3 cut off)" in capsys.readouterr().out
     run = tmp_path / "spr/catch/seed-0"
     result = json.loads((run / "result.json").read_text())
     assert (result["episode_steps"], result["episodes_cut"]) == ([5, 5, 5], 3)

@@ -313,6 +313,7 @@ def test_a_changed_preset_is_another_method_and_another_budget_another_protocol(
     result(tmp_path / "c", changes={"schedule.steps": 5_000})
     result(tmp_path / "d", preset="drq")  # prescribes its own epsilon
     result(tmp_path / "e", preset="mine")
+    result(tmp_path / "f", changes={"evaluation.max_steps": 200}, seed=1)
     found = read([tmp_path])
     said = {record.path.relative_to(tmp_path).parts[0]: (record.method, record.protocol) for record in found.records}
     assert said["a"] == ("spr", BENCHMARK)
@@ -320,7 +321,8 @@ def test_a_changed_preset_is_another_method_and_another_budget_another_protocol(
     assert said["c"] == ("spr", "atari, 5,000 steps, 100 games, epsilon 0.001")
     assert said["d"] == ("drq", BENCHMARK)
     assert said["e"] == ("mine (not a preset here)", BENCHMARK)
-    assert any("2 protocols, which are never put together" in note for note in found.notes)
+    assert said["f"] == ("spr", "atari, 100,000 steps, 100 games, epsilon 0.001, 200 steps a game at most")
+    assert any("3 protocols, which are never put together" in note for note in found.notes)
     assert any("drq is evaluated with epsilon 0.05" in note for note in found.notes)
     write([tmp_path], tmp_path / "out", draws=50)
     assert len(rows_of(tmp_path / "out" / "other_1.csv")) == 1

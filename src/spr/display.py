@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -237,12 +237,18 @@ def _summary(results: Sequence[dict[str, Any]]) -> Table:
             result["game"],
             str(result["seed"]),
             f"{result['score']:,.2f}",
-            str(len(result["episodes"])),
+            _games(result),
             *(shown[reference] for reference in references),
             f"{result['train_seconds']:,.0f} s",
             f"{result['eval_seconds']:,.0f} s",
         )
     return table
+
+
+def _games(result: Mapping[str, Any]) -> str:
+    """Return how many games a result rests on, and how many of them did not come to their end."""
+    cut = result.get("episodes_cut", 0)
+    return f"{len(result['episodes'])}" + (f" ({cut} cut off)" if cut else "")
 
 
 class StopRequest:

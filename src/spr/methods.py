@@ -224,7 +224,8 @@ def preset_config(name: str, game: str | None = None) -> Config:
     return Config().override({**preset.changes, **preset.by_game.get(game or "", {})})
 
 
-PROTOCOL_FIELDS = ("schedule.steps", "evaluation.episodes", "evaluation.epsilon")  # the benchmark's, not the method's
+# The benchmark's, not the method's.
+PROTOCOL_FIELDS = ("schedule.steps", "evaluation.episodes", "evaluation.epsilon", "evaluation.max_steps")
 
 
 def is_atari_100k(preset: str, game: str, config: Config) -> bool:

@@ -226,10 +226,11 @@ def _is_name(value: Any) -> TypeGuard[str]:
 
 def _protocol_name(record: Record, benchmark: bool, taken: set[str]) -> str:
     rules = record.rules
-    steps, games, epsilon = (record.config.value(name) for name in PROTOCOL_FIELDS)
+    steps, games, epsilon, limit = (record.config.value(name) for name in PROTOCOL_FIELDS)
     # Every game of Gymnasium has rules of its own, and is known by its id.
     known = [text for text in (rules.get("name"), rules.get("id")) if _is_name(text)]
     name = f"{' '.join(known) or 'unknown'}, {steps:,} steps, {plural(games, 'game')}, epsilon {epsilon}"
+    name += "" if limit == Config().evaluation.max_steps else f", {limit:,} steps a game at most"
     name = BENCHMARK if benchmark else name
     versions = (f"{name}, variant {number}" for number in range(2, 1000))
     return name if name not in taken else next(other for other in versions if other not in taken)

@@ -120,6 +120,8 @@ def protocol(run: Run) -> dict[str, Any]:
         "evaluation_epsilon": config.evaluation.epsilon,
         "evaluation_noise": False,
     }
+    if config.evaluation.max_steps != Config().evaluation.max_steps:  # results of earlier versions do not name it
+        rules["evaluation_max_steps"] = config.evaluation.max_steps
     benchmark = run.environment["name"] == "atari" and is_atari_100k(run.preset, run.game, config)
     return run.environment | rules | ({"name": "atari-100k"} if benchmark else {})
 
