@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import spr
-from spr import events
+from spr import api, events
 from spr.cli import main
 from spr.gym_envs import Gymnasium
 from spr.networks import Networks
@@ -127,7 +127,12 @@ def test_one_observation_or_many_as_array_or_tensor(agent):
     for wrong in (None, "x"):
         with pytest.raises(spr.UserError, match=f"an observation is 4x84x84 .* not {wrong!r}"):
             agent.act(wrong)
-    for wrong in ([3], [[0]], [-1], [], [0.5], 1, "ab", None):
+    assert (agent.act(batch[..., ::-1]) == agent.act(batch[..., ::-1].copy())).all()  # a view is as good
+    for good in (torch.tensor([0, 1]), np.array([0, 1], np.uint8), np.array([1, 0])[::-1]):
+        assert (agent.predict(batch[0], good) == agent.predict(batch[0], [0, 1])).all()
+    with pytest.raises(spr.UserError, match="actions must be"):
+        agent.predict([[1], [2, 3]], [0])
+    for wrong in ([3], [[0]], [-1], [], [0.5], 1, "ab", None, [True], np.array([0], np.uint64), np.array([1j])):
         with pytest.raises(spr.UserError, match="each a whole number from 0 to 2"):
             agent.predict(batch[0], wrong)
     for wrong in ([[0]] * (len(batch) + 1), [[0, 1], [0]], [0]):
@@ -197,9 +202,12 @@ def test_an_observer_refuses_what_is_no_image(agent):
     whole = gymnasium.spaces.Box(0, 1, (2, 2), np.float32)
     for given, wrong, said in (
         (None, np.zeros(5, np.uint8), "images are needed"),
-        (None, None, "an image of object"),
+        (None, None, "an array of numbers, not None"),
+        (None, [[1], [2, 3]], "an array of numbers, not"),
+        (gymnasium.spaces.Dict({}), np.zeros((84, 84), np.uint8), "images are needed"),
         (None, np.zeros((84, 84, 5), np.uint8), "shows 5 planes"),
         (whole, np.zeros((3, 2)), "this is an image of shape"),
+        (None, np.zeros((0, 4), np.uint8), "an array of numbers, not array"),
         (whole, np.full((2, 2), np.nan), "not finite"),
     ):
         with pytest.raises(spr.UserError, match=said):
@@ -289,6 +297,14 @@ def test_environments_of_ones_own_are_given_as_functions_or_objects(tmp_path):
         spr.train("pong", env=Corners, out=tmp_path)
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(3), np.arange(3), torch.arange(3), (n for n in (0, 1, 2)), [np.int64(0), 1, 2]]
+)
+def test_seeds_are_whole_numbers_of_any_kind(seeds):
+    assert api._whole_numbers(seeds) == (0, 1, 2)
+    assert api._whole_numbers(np.int64(3)) == (3,)
+
+
 def test_wrong_arguments_say_what_is_right(tmp_path):
     with pytest.raises(TypeError, match="unexpected argument 'step'; there are checkpoint_every"):
         spr.train("catch", step=3, out=tmp_path)
@@ -298,11 +314,12 @@ def test_wrong_arguments_say_what_is_right(tmp_path):
         spr.train("catch", seeds=[3, 3], out=tmp_path)
     with pytest.raises(spr.UserError, match="the game catch is given twice"):
         spr.train(["catch", "catch"], out=tmp_path)
-    for wrong in (5, None, [3]):
+    for wrong in (5, None, [3], np.array("pong")):
         with pytest.raises(spr.UserError, match=r"games are names, 'pong' or \['pong', 'breakout'\]"):
             spr.train(wrong, out=tmp_path)
-    with pytest.raises(spr.UserError, match="changes are fields by name"):
-        spr.train("catch", changes=["a"], out=tmp_path)
+    for wrong in (["a"], {3: 4}):
+        with pytest.raises(spr.UserError, match="changes are fields by name"):
+            spr.train("catch", changes=wrong, out=tmp_path)
     with pytest.raises(spr.UserError, match=r"resume=True .* overwrite=True .* choose one"):
         spr.train("catch", resume=True, overwrite=True, out=tmp_path)
     with pytest.raises(spr.UserError, match="a run's folder or an exported file, not from None"):

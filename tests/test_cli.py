@@ -165,6 +165,7 @@ def test_only_the_benchmark_bears_its_name(game, changes, name, tmp_path):
     stamped = runs.protocol(run)
     assert stamped["name"] == name
     assert stamped["training_steps"] == config.schedule.steps
+    assert stamped.get("evaluation_max_steps") == changes.get("evaluation.max_steps")
     assert stamped["learning_reward"] == "clipped to [-1, 1]"
 
 

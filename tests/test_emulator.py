@@ -106,19 +106,24 @@ def test_rows_that_look_as_before_are_kept_and_no_others():
     """Whatever was shown before, and beside it, a frame is made smaller as by somebody who sees it first and alone."""
     random, screens = np.random.default_rng(0), Screens(GRAY, 3)
     frames = random.integers(256, size=(3, 210, 160), dtype=np.uint8)
+    seen, last = set(), {}
     for _ in range(50):
         shown = random.permutation(3)[: random.integers(1, 4)]
         for place in shown:
             row, column = random.integers([210, 160])
             frames[place, row : row + random.integers(8), column : column + random.integers(8)] = random.integers(256)
             screens.show(place, frames[place][None])
-        for place in shown:
-            assert (screens.frame(place)[0, 0] == resized(frames[place])).all()
+            last[place] = frames[place].copy()
+        seen.update(shown.tolist())
+        for place in seen:
+            assert (screens.frame(place)[0, 0] == resized(last[place])).all()
 
 
 def test_a_process_can_go_on_with_a_game_of_another_height():
     random, screens = np.random.default_rng(0), Screens(GRAY, 2)
     for rows in (210, 250, 214, 210):
+        black = np.zeros((rows, 160), np.uint8)
+        assert not resized(black, screens).any()  # nothing is left of the game before
         frames = random.integers(256, size=(2, rows, 160), dtype=np.uint8)
         for place in (0, 1):
             assert (resized(frames[place], screens, place) == resized(frames[place])).all()

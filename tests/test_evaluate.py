@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, LITTLE_FRAMES
+from conftest import CPU, LITTLE_FRAMES, as_options
 
 from spr import evaluation as evaluate
 from spr.actor import Actor
+from spr.cli import main
 from spr.config import Config
 from spr.elsewhere import Processes
 from spr.environment import ObservationConfig, Step
@@ -198,6 +199,30 @@ def test_what_goes_wrong_in_a_process_of_its_own_is_raised_here():
     finally:
         home.close()
     assert all(process._popen.poll() is not None for process in home._started)
+
+
+@pytest.mark.slow
+def test_an_emulator_that_dies_ends_its_own_agents_evaluation_and_no_others(monkeypatch, tmp_path, capsys):
+    class Mortal(Processes):
+        """Processes of which those that play breakout are killed."""
+
+        def open(self, where, game, rules, chains):
+            row = super().open(where, game, rules, chains)
+            if game == "breakout":
+                row._process._popen.kill()
+            return row
+
+    monkeypatch.setattr(evaluate, "_home", lambda config, _, rows: Mortal((2, rows, 1), config.observation))
+    small = LITTLE_FRAMES | {"network.hidden": 4, "replay.batch_size": 2, "learner.depth": 1, "replay.n_step": 2}
+    small |= {"evaluation.episodes": 2, "evaluation.max_steps": 5, "schedule.learning_starts": 60}
+    command = ["train", "pong", "breakout", "--steps", "61", *as_options(small), "--out", str(tmp_path)]
+    assert main(command) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "breakout, seed 0: an emulator's process ended while it played, with code -9; its agent is saved" in said
+    assert [file.parts[-3] for file in tmp_path.rglob("result.json")] == ["pong"]
+    monkeypatch.undo()
+    assert main([*command, "--resume"]) == 0
+    assert len(list(tmp_path.rglob("result.json"))) == 2
 
 
 def test_a_game_that_never_ends_is_over_after_some_steps(monkeypatch):

@@ -314,6 +314,11 @@ def test_a_changed_preset_is_another_method_and_another_budget_another_protocol(
     result(tmp_path / "d", preset="drq")  # prescribes its own epsilon
     result(tmp_path / "e", preset="mine")
     result(tmp_path / "f", changes={"evaluation.max_steps": 200}, seed=1)
+    # Version 0.15.1 and before called this Atari 100k, and named no limit.
+    result(
+        tmp_path / "g", changes={"evaluation.max_steps": 200}, seed=2, protocol=RULES | {"evaluation_epsilon": 0.001}
+    )
+    result(tmp_path / "h", changes={"evaluation.max_steps": 300})
     found = read([tmp_path])
     said = {record.path.relative_to(tmp_path).parts[0]: (record.method, record.protocol) for record in found.records}
     assert said["a"] == ("spr", BENCHMARK)
@@ -322,7 +327,9 @@ def test_a_changed_preset_is_another_method_and_another_budget_another_protocol(
     assert said["d"] == ("drq", BENCHMARK)
     assert said["e"] == ("mine (not a preset here)", BENCHMARK)
     assert said["f"] == ("spr", "atari, 100,000 steps, 100 games, epsilon 0.001, 200 steps a game at most")
-    assert any("3 protocols, which are never put together" in note for note in found.notes)
+    assert said["g"] == said["f"]
+    assert said["h"] == ("spr", "atari, 100,000 steps, 100 games, epsilon 0.001, 300 steps a game at most")
+    assert any("4 protocols, which are never put together" in note for note in found.notes)
     assert any("drq is evaluated with epsilon 0.05" in note for note in found.notes)
     write([tmp_path], tmp_path / "out", draws=50)
     assert len(rows_of(tmp_path / "out" / "other_1.csv")) == 1

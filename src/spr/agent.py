@@ -5,6 +5,7 @@ them of an environment's images. What is given as an array comes back as an arra
 tensor. Shapes: P planes (frames times channels), A actions, K steps ahead; latents are [H', W', C].
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from spr.runs import Run
 from spr.sharing import write_agent
 
 Images = NDArray[Any] | Tensor
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Agent:
@@ -88,17 +90,14 @@ class Agent:
 
     def _chosen(self, observation: Images, actions: Any) -> Tensor:
         """Return the actions of `predict`, [K] or [B, K], if they fit."""
-        try:
-            chosen = torch.as_tensor(np.asarray(actions), device=self.device)
-        except (TypeError, ValueError):
-            chosen = torch.empty(0)
-        batch = np.shape(observation)[:-3]
-        whole = chosen.shape[:-1] == batch and chosen.numel() and not chosen.is_floating_point()
-        if not whole or chosen.dim() == 0 or chosen.min() < 0 or chosen.max() >= self.num_actions:
-            raise UserError(
-                f"actions must be [K], or [B, K] for a batch, each a whole number from 0 to {self.num_actions - 1}"
-            )
-        return chosen
+        chosen, seen = _tensor(actions), _tensor(observation)
+        if chosen is not None and seen is not None and chosen.dtype in _WHOLE and chosen.dim() and chosen.numel():
+            known = bool(chosen.min() >= 0 and chosen.max() < self.num_actions)
+            if known and chosen.shape[:-1] == seen.shape[:-3]:
+                return chosen.long().to(self.device)
+        raise UserError(
+            f"actions must be [K], or [B, K] for a batch, each a whole number from 0 to {self.num_actions - 1}"
+        )
 
     def observer(self, env: Any = None) -> "Observer":
         """Return what turns an environment's images into this agent's observations.
@@ -108,8 +107,8 @@ class Agent:
         """
         space = getattr(env, "observation_space", env)
         if space is not None and not isinstance(space, spaces.Space):
-            raise UserError(f"an observer is given an environment or its observation_space, not {env!r:.60}")
-        return Observer(self.run, space)
+            raise UserError(f"an observer is given an environment or its observation_space, not {_said(env)}")
+        return Observer(self.config, space)
 
     def save(self, path: str | Path) -> None:
         """Write the agent to one file, which `spr.load` and `spr evaluate` read."""
@@ -121,15 +120,10 @@ class Agent:
     def _answer(self, observation: Images, ask: Any) -> Any:
         obs = self.config.observation
         shape = (obs.planes, obs.height, obs.width)
-        try:
-            given = torch.as_tensor(observation)
-        except (RuntimeError, TypeError, ValueError):
-            given = None
+        given = _tensor(observation)
         if given is None or given.dtype != torch.uint8 or given.dim() not in (3, 4) or given.shape[-3:] != shape:
             found = (
-                f"{observation!r:.60}"
-                if given is None
-                else f"{tuple(given.shape)} of {str(given.dtype).removeprefix('torch.')}"
+                _said(observation) if given is None else f"{tuple(given.shape)} of {given.dtype}".replace("torch.", "")
             )
             raise UserError(
                 f"an observation is {obs.planes}x{obs.height}x{obs.width} numbers of type uint8, or a batch of such, "
@@ -142,11 +136,16 @@ class Agent:
 
 
 class Observer:
-    """Turns an environment's images, one after the other, into observations [P, H, W], as training does."""
+    """Turns an environment's images, one after the other, into observations [P, H, W].
 
-    def __init__(self, run: Run, space: spaces.Space[Any] | None = None) -> None:
+    As training does with Gymnasium's environments. What agents see of Atari games is made by their emulators, which
+    pool two frames and resize them otherwise.
+    """
+
+    def __init__(self, config: Config, space: spaces.Space[Any] | None = None) -> None:
         """Nothing has been seen; the space, where it is given, says what images are."""
-        self._game, self._obs, self._space = run.game, run.config.observation, space
+        self._obs, self._space = config.observation, space
+        self._picture = None if space is None else picture_of("the environment", space, self._obs)
         self._stack: NDArray[np.uint8] | None = None
 
     def reset(self, image: NDArray[Any]) -> NDArray[np.uint8]:
@@ -160,31 +159,47 @@ class Observer:
             raise UserError("an episode begins with reset(image); push(image) is for those that follow")
         return self._add(self._stack, image)
 
-    def _add(self, stack: NDArray[np.uint8], image: NDArray[Any]) -> NDArray[np.uint8]:
-        space = self._space or _space_of(image)
-        picture = picture_of(self._game, space, self._obs)
+    def _add(self, stack: NDArray[np.uint8], image: Any) -> NDArray[np.uint8]:
+        if (numbers := _tensor(image)) is None or not numbers.numel():
+            raise UserError(f"an image is an array of numbers, not {_said(image)}")
+        pixels = numbers.detach().cpu().numpy()
+        space = _space_of(pixels) if self._space is None else self._space
+        picture = self._picture or picture_of("the environment", space, self._obs)
         try:
-            frame = to_frame(checked_image(image, space), self._obs, picture)
+            frame = to_frame(checked_image(pixels, space), self._obs, picture)
         except WrongError as problem:
             raise UserError(f"this is {problem}") from problem
         self._stack = np.concatenate([stack[self._obs.channels :], frame])
         return self._stack.copy()
 
 
-def _space_of(image: Any) -> spaces.Space[Any]:
+def _space_of(image: NDArray[Any]) -> spaces.Space[Any]:
     """Return the space of images like this one, if its type says which numbers are black and white."""
-    numbers = np.asarray(image)
-    if numbers.dtype not in (np.uint8, np.bool_):
+    if image.dtype not in (np.uint8, np.bool_):
         raise UserError(
-            f"an image of {numbers.dtype} does not say which of its numbers are black and white: agent.observer(env) "
+            f"an image of {image.dtype} does not say which of its numbers are black and white: agent.observer(env) "
             "takes that from the environment's observation_space; images of uint8 or booleans need none"
         )
-    return spaces.Box(0, 255 if numbers.dtype == np.uint8 else 1, numbers.shape, numbers.dtype.type)
+    return spaces.Box(0, 255 if image.dtype == np.uint8 else 1, image.shape, image.dtype.type)
 
 
-def load(path: str | Path, device: str = "auto") -> Agent:
+def _tensor(numbers: Any) -> Tensor | None:
+    """Return numbers as a tensor, or None if they are none."""
+    if isinstance(numbers, Tensor):
+        return numbers
+    try:
+        return torch.as_tensor(np.ascontiguousarray(numbers) if np.ndim(numbers) else np.asarray(numbers))
+    except (RuntimeError, TypeError, ValueError):
+        return None
+
+
+def _said(thing: Any) -> str:
+    return f"{' '.join(repr(thing).split()):.60}"
+
+
+def load(path: str | os.PathLike[str], device: str = "auto") -> Agent:
     """Read an agent from a run's folder or from an exported file; nothing in it is ever run."""
-    if not isinstance(path, str | Path):
-        raise UserError(f"an agent is loaded from a run's folder or an exported file, not from {path!r:.60}")
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"an agent is loaded from a run's folder or an exported file, not from {_said(path)}")
     run, weights = runs.load(Path(path))
     return Agent(run, weights, choose_device(device))

@@ -4,7 +4,7 @@ import operator
 import queue
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -228,10 +228,10 @@ def _order(
     known |= {"log", "log_every"}
     if unknown := sorted(more.keys() - known):
         raise TypeError(f"train() got an unexpected argument '{unknown[0]}'; there are {', '.join(sorted(known))}")
-    names = [games] if isinstance(games, str) else list(games) if isinstance(games, Iterable) else [games]
+    names = [games] if isinstance(games, str) else _listed(games)
     if not all(isinstance(name, str) for name in names):
         raise UserError(f"games are names, 'pong' or ['pong', 'breakout'], not {games!r:.60}")
-    if not isinstance(changes, Mapping | None):
+    if not isinstance(changes, Mapping | None) or not all(isinstance(field, str) for field in changes or ()):
         raise UserError(f'changes are fields by name, such as {{"learner.depth": 3}}, not {changes!r:.60}')
     if more.get("resume") and more.get("overwrite"):
         raise UserError("resume=True goes on with a run and overwrite=True starts it again: choose one")
@@ -272,9 +272,17 @@ def _order(
     )
 
 
+def _listed(given: Any) -> list[Any]:
+    """Return what was given as a list: one thing, or several."""
+    try:
+        return list(given)
+    except TypeError:
+        return [given]
+
+
 def _whole_numbers(seeds: Any) -> tuple[int, ...]:
     try:
-        numbers = [seeds] if hasattr(seeds, "__index__") else list(seeds)
+        numbers = _listed(seeds)
         if any(isinstance(number, bool) for number in numbers):
             raise TypeError
         return tuple(map(operator.index, numbers))

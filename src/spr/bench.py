@@ -15,7 +15,7 @@ from spr.actor import ActStep
 from spr.config import Config
 from spr.envs import make_each
 from spr.fleet import assemble
-from spr.hardware import device_name, product_dtype
+from spr.hardware import device_name, free_unused, product_dtype
 from spr.learner import UpdateRunner
 from spr.training import train
 
@@ -52,7 +52,7 @@ def measure(
     With `profiled`, also the kernels of an update by kind.
     """
     if device.type == "cuda":  # what the size before has taken does not count
-        torch.cuda.empty_cache()
+        free_unused(device)
         torch.cuda.reset_peak_memory_stats(device)
     start = max(256, config.horizon + config.observation.stack + config.replay.batch_size)
     envs = make_each([games[i % len(games)] for i in range(agents)], config.observation)

@@ -33,8 +33,7 @@ class Emulator:
         self._two: NDArray[np.uint8]  # the last frames of a step
         self._screens, self._place = screens, place
         self._lives = self._steps = 0
-        self._flags = np.zeros((3, 1), np.bool_)  # of the last step, as below
-        self._reward = 0
+        self._brought: tuple[NDArray[Any], ...]  # by the last step, beside its frame
         self.num_actions = ROOM
         self.own_actions: list[int] | None = None  # known when the first game has started
 
@@ -59,9 +58,9 @@ class Emulator:
         """Repeat the action for four frames, or until the game is over."""
         check_actions(self._game, len(self._actions), action)
         ale, button = self._ale, self._actions[action[0]]
-        self._reward, over = 0, False
+        reward, over = 0, False
         for left in reversed(range(FRAME_SKIP)):
-            self._reward += ale.act(button)
+            reward += ale.act(button)
             over = ale.game_over()
             if over:
                 break
@@ -72,7 +71,7 @@ class Emulator:
         self._lives = lives
         self._steps += 1
         truncated = self._steps * FRAME_SKIP >= MAX_FRAMES
-        self._flags = np.array([[terminal], [truncated], [over or truncated]])
+        self._brought = np.array([reward], np.float32), *np.array([[terminal], [truncated], [over or truncated]])
         if over or truncated:
             self._start()
         else:
@@ -80,7 +79,7 @@ class Emulator:
 
     def recv(self) -> Step:
         """Return what the step has brought: if this waits until others have stepped, all are resized at once."""
-        return Step(self._screens.frame(self._place), np.array([self._reward], np.float32), *self._flags)
+        return Step(self._screens.frame(self._place), *self._brought)
 
     def _start(self) -> None:
         self._ale.reset_game()
@@ -104,16 +103,17 @@ def _below(end: int, random: np.random.RandomState) -> int:
 class Screens:
     """What some emulators of a game show: the console's gray frames, made smaller as OpenCV's INTER_AREA does it.
 
-    The same float32 sums in the same order, of those rows only that are made of others than before. They are resized
-    together, whichever emulators they belong to: rows are short, and most of NumPy's time is that of its calls.
-    Shapes: E emulators, T taps, N rows that have changed. Most games have 210 rows, some more: 250 those for
-    European television sets.
+    The same float32 sums in the same order, but only of rows whose source rows have changed. They are resized together,
+    whichever emulators they belong to: rows are short, and most of NumPy's time is that of its calls. All emulators
+    play the same game: a frame of another height begins with black screens again.
+    Shapes: E emulators, T taps, N rows that have changed. Most games have 210 rows, as written here; those for European
+    television sets have 250.
     """
 
     def __init__(self, obs: ObservationConfig, count: int = 1) -> None:
         """Begin with black screens."""
         self._columns, self._across = _taps(WIDTH, obs.width)
-        # Of black ones: black as well.
+        # A black screen resizes to black.
         self._frame: NDArray[np.uint8] = np.zeros((count, 1, 1, obs.height, obs.width), np.uint8)
         self._tall(HEIGHT)
 
@@ -129,7 +129,7 @@ class Screens:
     def fit(obs: ObservationConfig) -> bool:
         """Whether OpenCV goes this way for gray frames of any game: sides that both shrink by whole numbers go another.
 
-        So a width that does is enough to be refused: games differ in their heights.
+        Heights differ between games, so any width that divides 160 is refused.
         """
         return obs.channels == 1 and obs.height < HEIGHT and obs.width < WIDTH and WIDTH % obs.width != 0
 

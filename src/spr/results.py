@@ -206,6 +206,9 @@ def _protocols(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
         # Every game has a ROM of its own; a published one makes another method (see `_named`).
         free = ("rom", *(("name", "evaluation_epsilon") if benchmark else ()))
         own = {name: value for name, value in record.rules.items() if name not in free}
+        own["evaluation_max_steps"] = config.evaluation.max_steps  # which files of 0.15.1 and before do not name
+        if not benchmark and played:
+            own["name"] = "atari"
         key = json.dumps([benchmark, own], sort_keys=True)
         if key not in rules:
             rules[key] = _protocol_name(record, benchmark, set(rules.values()))
@@ -228,7 +231,8 @@ def _protocol_name(record: Record, benchmark: bool, taken: set[str]) -> str:
     rules = record.rules
     steps, games, epsilon, limit = (record.config.value(name) for name in PROTOCOL_FIELDS)
     # Every game of Gymnasium has rules of its own, and is known by its id.
-    known = [text for text in (rules.get("name"), rules.get("id")) if _is_name(text)]
+    name = "atari" if rules.get("name") == "atari-100k" and not benchmark else rules.get("name")
+    known = [text for text in (name, rules.get("id")) if _is_name(text)]
     name = f"{' '.join(known) or 'unknown'}, {steps:,} steps, {plural(games, 'game')}, epsilon {epsilon}"
     name += "" if limit == Config().evaluation.max_steps else f", {limit:,} steps a game at most"
     name = BENCHMARK if benchmark else name

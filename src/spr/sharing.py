@@ -90,12 +90,12 @@ def card(run: Run, result: Mapping[str, Any]) -> str:
         "",
     ]
     if result:
+        cut = result.get("episodes_cut", 0)
         lines += [f"Mean score {result['score']:,.2f} over {plural(len(result['episodes']), 'game')}"]
+        lines[-1] += f", {cut} of them cut off" if cut else ""
         human, chance = result.get("human_normalised"), result.get("random_score")
         lines[-1] += f"; human-normalised {human:.3f}" if human is not None else ""
         lines[-1] += f"; a random agent scored {chance:,.2f}" if chance is not None else ""
-        cut = result.get("episodes_cut", 0)
-        lines[-1] += f"; {cut} of these were cut off" if cut else ""
         lines[-1] += ". Every game is in `result.json`."
     else:
         lines += ["It was not judged: its run is not finished."]
