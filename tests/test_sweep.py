@@ -23,7 +23,6 @@ from spr import cluster, runs
 from spr.cli import main
 from spr.errors import UserError
 from spr.fleet import largest_fleet
-from spr.games import reference_table
 from spr.plan import Job, Rates, Settings, plan, unfinished
 from spr.sweep import Event, Overview, claimed, local, outcome
 
@@ -261,14 +260,12 @@ def test_costs_follow_what_finished_runs_took(tmp_path, monkeypatch):
 def test_a_known_gpus_rates_are_used_before_anything_is_finished(tmp_path, monkeypatch):
     monkeypatch.setattr("spr.plan.device_name", lambda _: "NVIDIA H200")
     cost = Rates([], settings(tmp_path, ())).cost
-    assert cost(Job("spr", ("pong",), tuple(range(10)))).seconds == pytest.approx(422.4 + 160)
-    assert cost(Job("spr", ("pong",), (0, 1))).seconds == pytest.approx(100 * (1.624 + (4.224 - 1.624) / 9) + 32)
-    assert cost(Job("spr", ("pong",), tuple(range(52)))).seconds == pytest.approx(879.8 * 2 + 832)
+    assert cost(Job("spr", ("pong",), tuple(range(10)))).seconds == pytest.approx(419.7 + 160)
+    assert cost(Job("spr", ("pong",), (0, 1))).seconds == pytest.approx(100 * (1.795 + (2.552 - 1.795) / 3) + 32)
+    assert cost(Job("spr", ("pong",), tuple(range(128)))).seconds == pytest.approx(1900.6 * 2 + 2048)
     # DER makes one update per step where SPR makes two; rows of a preset's own come first.
-    assert cost(Job("der", ("pong",), (0,))).seconds == pytest.approx(81.2 + 16)
-    row = {"device": "NVIDIA H200", "preset": "bbf", "agents": "1", "step_ms": "10", "evaluation_s_per_agent": "16"}
-    monkeypatch.setattr("spr.plan.reference_table", lambda name: (*reference_table(name), row))
-    assert Rates([], settings(tmp_path, ())).cost(Job("bbf", ("pong",), (0,))).seconds == pytest.approx(1000 + 16)
+    assert cost(Job("der", ("pong",), (0,))).seconds == pytest.approx(179.5 / 2 + 16)
+    assert cost(Job("bbf", ("pong",), (0,))).seconds == pytest.approx(1148.6 + 16)
 
 
 @pytest.mark.slow
