@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spr import runs
 from spr.config import Config
-from spr.errors import UserError
+from spr.errors import UserError, shown
 from spr.gym_envs import WrongError, checked_image, picture_of, to_frame
 from spr.hardware import choose_device
 from spr.networks import Networks, num_actions_of
@@ -107,7 +107,7 @@ class Agent:
         """
         space = getattr(env, "observation_space", env)
         if space is not None and not isinstance(space, spaces.Space):
-            raise UserError(f"an observer is given an environment or its observation_space, not {_said(env)}")
+            raise UserError(f"an observer is given an environment or its observation_space, not {shown(env)}")
         return Observer(self.config, space)
 
     def save(self, path: str | Path) -> None:
@@ -123,7 +123,7 @@ class Agent:
         given = _tensor(observation)
         if given is None or given.dtype != torch.uint8 or given.dim() not in (3, 4) or given.shape[-3:] != shape:
             found = (
-                _said(observation) if given is None else f"{tuple(given.shape)} of {given.dtype}".replace("torch.", "")
+                shown(observation) if given is None else f"{tuple(given.shape)} of {given.dtype}".replace("torch.", "")
             )
             raise UserError(
                 f"an observation is {obs.planes}x{obs.height}x{obs.width} numbers of type uint8, or a batch of such, "
@@ -161,7 +161,7 @@ class Observer:
 
     def _add(self, stack: NDArray[np.uint8], image: Any) -> NDArray[np.uint8]:
         if (numbers := _tensor(image)) is None or not numbers.numel():
-            raise UserError(f"an image is an array of numbers, not {_said(image)}")
+            raise UserError(f"an image is an array of numbers, not {shown(image)}")
         pixels = numbers.detach().cpu().numpy()
         space = _space_of(pixels) if self._space is None else self._space
         picture = self._picture or picture_of("the environment", space, self._obs)
@@ -193,13 +193,9 @@ def _tensor(numbers: Any) -> Tensor | None:
         return None
 
 
-def _said(thing: Any) -> str:
-    return f"{' '.join(repr(thing).split()):.60}"
-
-
 def load(path: str | os.PathLike[str], device: str = "auto") -> Agent:
     """Read an agent from a run's folder or from an exported file; nothing in it is ever run."""
     if not isinstance(path, str | os.PathLike):
-        raise UserError(f"an agent is loaded from a run's folder or an exported file, not from {_said(path)}")
+        raise UserError(f"an agent is loaded from a run's folder or an exported file, not from {shown(path)}")
     run, weights = runs.load(Path(path))
     return Agent(run, weights, choose_device(device))

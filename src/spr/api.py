@@ -19,7 +19,7 @@ from spr import agent as agents
 from spr import events, loggers, plugins, reading, runs
 from spr.agent import Agent
 from spr.envs import named_games, provide, provided
-from spr.errors import EnvironmentFault, UserError, one_line
+from spr.errors import EnvironmentFault, UserError, one_line, shown
 from spr.evaluation import Agents
 from spr.events import Consumer, Event, to_all, write_metrics
 from spr.games import normalised
@@ -230,9 +230,9 @@ def _order(
         raise TypeError(f"train() got an unexpected argument '{unknown[0]}'; there are {', '.join(sorted(known))}")
     names = [games] if isinstance(games, str) else _listed(games)
     if not all(isinstance(name, str) for name in names):
-        raise UserError(f"games are names, 'pong' or ['pong', 'breakout'], not {games!r:.60}")
+        raise UserError(f"games are names, 'pong' or ['pong', 'breakout'], not {shown(games)}")
     if not isinstance(changes, Mapping | None) or not all(isinstance(field, str) for field in changes or ()):
-        raise UserError(f'changes are fields by name, such as {{"learner.depth": 3}}, not {changes!r:.60}')
+        raise UserError(f'changes are fields by name, such as {{"learner.depth": 3}}, not {shown(changes)}')
     if more.get("resume") and more.get("overwrite"):
         raise UserError("resume=True goes on with a run and overwrite=True starts it again: choose one")
     named = named_games(names)
@@ -287,14 +287,16 @@ def _whole_numbers(seeds: Any) -> tuple[int, ...]:
             raise TypeError
         return tuple(map(operator.index, numbers))
     except TypeError:
-        raise UserError(f"seeds are whole numbers, seeds=3 or seeds=[0, 1, 2], not {seeds!r:.60}") from None
+        raise UserError(f"seeds are whole numbers, seeds=3 or seeds=[0, 1, 2], not {shown(seeds)}") from None
 
 
 def _maker(env: Env) -> Maker:
     """Return what makes environments like this one: fleets and evaluations take several."""
     if not isinstance(env, gymnasium.Env):
         if not callable(env):
-            raise UserError(f"env is an environment or a function that makes one, env=lambda: MyEnv(), not {env!r:.60}")
+            raise UserError(
+                f"env is an environment or a function that makes one, env=lambda: MyEnv(), not {shown(env)}"
+            )
         return env
     if env.spec is not None:
         return partial(gymnasium.make, env.spec)

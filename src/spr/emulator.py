@@ -104,7 +104,7 @@ class Screens:
     """What some emulators of a game show: the console's gray frames, made smaller as OpenCV's INTER_AREA does it.
 
     The same float32 sums in the same order, but only of rows whose source rows have changed. They are resized together,
-    whichever emulators they belong to: rows are short, and most of NumPy's time is that of its calls. All emulators
+    whichever emulators they belong to: rows are short, and NumPy's calls take most of the time. All emulators
     play the same game: a frame of another height begins with black screens again.
     Shapes: E emulators, T taps, N rows that have changed. Most games have 210 rows, as written here; those for European
     television sets have 250.

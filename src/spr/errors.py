@@ -42,6 +42,11 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
+def shown(thing: object) -> str:
+    """Return the beginning of what a person gave, in a line, for a message that refuses it."""
+    return f"{' '.join(repr(thing).split()):.60}"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the closest known word, or an empty string when nothing is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -6,8 +6,8 @@ A file that can't be used is named in a line and left out; nothing is guessed.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -203,15 +203,17 @@ def _protocols(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
         config = record.config
         played = record.rules.get("name") in ("atari-100k", "atari")
         benchmark = played and is_atari_100k(record.preset, record.game, config)
+        # Files of 0.15.1 and before do not name the limit, and may call a game that was cut short Atari 100k.
+        stated = record.rules | {"evaluation_max_steps": config.evaluation.max_steps}
+        stated |= {"name": "atari"} if played and not benchmark else {}
         # Every game has a ROM of its own; a published one makes another method (see `_named`).
         free = ("rom", *(("name", "evaluation_epsilon") if benchmark else ()))
-        own = {name: value for name, value in record.rules.items() if name not in free}
-        own["evaluation_max_steps"] = config.evaluation.max_steps  # which files of 0.15.1 and before do not name
-        if not benchmark and played:
-            own["name"] = "atari"
+        own = {name: value for name, value in stated.items() if name not in free}
         key = json.dumps([benchmark, own], sort_keys=True)
         if key not in rules:
-            rules[key] = _protocol_name(record, benchmark, set(rules.values()))
+            name = BENCHMARK if benchmark else _protocol_name(config, stated)
+            variants = (f"{name}, variant {number}" for number in range(2, 1000))
+            rules[key] = next(own_name for own_name in chain([name], variants) if own_name not in rules.values())
         if benchmark and (unlike := unlike_published(record.game, record.rules.get("rom"))):
             notes[f"{record.game}: ale-py's ROM differs from that of published scores in its {unlike}"] = None
         if benchmark and config.evaluation != Config().evaluation:
@@ -227,17 +229,12 @@ def _is_name(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and value.isprintable() and len(value) <= reading.LONGEST
 
 
-def _protocol_name(record: Record, benchmark: bool, taken: set[str]) -> str:
-    rules = record.rules
-    steps, games, epsilon, limit = (record.config.value(name) for name in PROTOCOL_FIELDS)
+def _protocol_name(config: Config, rules: Mapping[str, Any]) -> str:
+    steps, games, epsilon, limit = (config.value(name) for name in PROTOCOL_FIELDS)
     # Every game of Gymnasium has rules of its own, and is known by its id.
-    name = "atari" if rules.get("name") == "atari-100k" and not benchmark else rules.get("name")
-    known = [text for text in (name, rules.get("id")) if _is_name(text)]
+    known = [text for text in (rules.get("name"), rules.get("id")) if _is_name(text)]
     name = f"{' '.join(known) or 'unknown'}, {steps:,} steps, {plural(games, 'game')}, epsilon {epsilon}"
-    name += "" if limit == Config().evaluation.max_steps else f", {limit:,} steps a game at most"
-    name = BENCHMARK if benchmark else name
-    versions = (f"{name}, variant {number}" for number in range(2, 1000))
-    return name if name not in taken else next(other for other in versions if other not in taken)
+    return name + ("" if limit == Config().evaluation.max_steps else f", {limit:,} steps a game at most")
 
 
 def _unlike(records: Sequence[Record]) -> list[str]:
