@@ -37,6 +37,8 @@ _NICE = 5  # emulators stand back for the process that feeds them all
 class Processes:
     """A process for each row that plays, kept for the next one when its games are over."""
 
+    idle_rest = True
+
     def __init__(self, shape: tuple[int, int, int], obs: ObservationConfig) -> None:
         """Take memory for so many halves, rows and emulators; no process is started yet."""
         self._memory = os.memfd_create("emulators")
@@ -127,9 +129,14 @@ class DistantRow:
         process.tell(json.dumps(start).encode())
 
     @property
+    def playing(self) -> int:
+        """How many places have a game."""
+        return self._count - len(self.idle)
+
+    @property
     def over(self) -> bool:
         """Whether no game is left at all."""
-        return len(self.idle) == self._count
+        return self.playing == 0
 
     @property
     def done(self) -> bool:

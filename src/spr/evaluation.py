@@ -32,6 +32,7 @@ _EMULATORS = 2  # of a row in this process: few, since all of them step until th
 _THREADS = 1  # of such a row
 _IN_A_PROCESS = 3  # emulators: they share messages, and one after another they take longer to end the last games
 _WORTH_STARTING = 2_000  # steps that an agent must have left to play: emulators take about as long to start
+_LONGER = 1.5  # times as long as an agent's own must another's games be, for its rows to make way
 
 
 class Playing(NamedTuple):
@@ -55,8 +56,9 @@ def play(config: Config, agents: Agents, epsilon: float | None = None) -> Iterat
     """Play `evaluation.episodes` games per agent without network noise; the last thing yielded holds every score.
 
     Rows are in two halves: while the emulators of one half step, the actions of the other are selected. A free emulator
-    starts its agent's next game, and a free row goes to the agent with the most left to play. Every game that is
-    started is finished and counted, so short games are not favoured, as they would be if the first to finish counted.
+    starts its agent's next game, and a free row goes to the agent whose games are the longest: one that starts last
+    is waited for, so that should be a short one. Every game that is started is finished and counted, so short games are
+    not favoured, as they would be if the first to finish counted.
     """
     games, params, seeds, _ = agents
     chance = config.evaluation.epsilon if epsilon is None else epsilon
@@ -69,7 +71,7 @@ def play(config: Config, agents: Agents, epsilon: float | None = None) -> Iterat
         return home.open(where, games[agent], rules, logs[agent].claim(home.arrays.action.shape[-1]))
 
     try:
-        halves = [_Half(i, rows, logs, open_row) for i in range(2)]
+        halves = [_Half(i, rows, logs, open_row, home.idle_rest) for i in range(2)]
         _start(halves, rows, home, logs)
         params, valid = _with_room(config, games, params, dict(seat for half in halves for seat in half.seats.values()))
         choices = [_Choice(config, params, valid, Arrays(*(array[i] for array in home.arrays))) for i in range(2)]
@@ -77,7 +79,7 @@ def play(config: Config, agents: Agents, epsilon: float | None = None) -> Iterat
             for half, choice in zip(halves, choices, strict=True):
                 home.look(wait=False)
                 half.take()
-                while half.has_room and (agent := _most_left(logs)) is not None:
+                while half.has_room and (agent := _longest_games(logs)) is not None:
                     half.lend(agent)
                 if ready := half.ready:
                     choice.act(ready)
@@ -101,11 +103,10 @@ def _start(halves: Sequence["_Half"], rows: int, home: Home, logs: Sequence["_Ep
             half.take()
 
 
-def _most_left(logs: Sequence["_EpisodeLog"]) -> int | None:
-    """Return the agent with the most steps left to play in games that have not started, if they are worth a row."""
-    left = [log.steps_left for log in logs]
-    agent = int(np.argmax(left))
-    return agent if left[agent] > 0 and left[agent] >= _WORTH_STARTING else None
+def _longest_games(logs: Sequence["_EpisodeLog"]) -> int | None:
+    """Return the agent with the longest games of those that have some worth a row left to start, or no row at all."""
+    worth = [i for i, log in enumerate(logs) if log.unstarted and (log.steps_left >= _WORTH_STARTING or log.rows == 0)]
+    return max(worth, key=lambda i: logs[i].length, default=None)
 
 
 def _home(config: Config, agents: Agents, rows: int) -> Home:
@@ -125,6 +126,8 @@ def _home(config: Config, agents: Agents, rows: int) -> Home:
 
 class _Here:
     """Emulators in this process; a pool of threads starts games, which takes a while, and the others play on."""
+
+    idle_rest = False
 
     def __init__(self, shape: tuple[int, int, int], obs: ObservationConfig, arguments: Mapping[str, Argument]) -> None:
         self._obs, self._arguments = obs, arguments
@@ -192,9 +195,14 @@ class _Row:
         return self._games.idle
 
     @property
+    def playing(self) -> int:
+        """How many places have one."""
+        return len(self._arrays.action) - len(self.idle)
+
+    @property
     def over(self) -> bool:
         """Whether no game is left at all."""
-        return len(self.idle) == len(self._arrays.action)
+        return self.playing == 0
 
     @property
     def done(self) -> bool:
@@ -237,7 +245,8 @@ class _EpisodeLog:
         self.scores: list[float | None] = [None] * episodes
         self.lengths = [0] * episodes
         self.over = 0
-        self.steps = 0  # of all emulators
+        self.steps = 0  # of all its games
+        self.rows = 0  # that are lent to it
         self._started = 0
 
     @property
@@ -258,9 +267,14 @@ class _EpisodeLog:
         self.over += 1
 
     @property
+    def length(self) -> float:
+        """How many steps a game takes, by those played so far; too many rather than too few while none is over."""
+        return self.steps / max(self.over, 1)
+
+    @property
     def steps_left(self) -> float:
         """How many steps the games that have not started will take, if they are as long as the others."""
-        return self.unstarted * self.steps / max(self.over, 1)
+        return self.unstarted * self.length
 
 
 class _Half:
@@ -272,8 +286,10 @@ class _Half:
         rows: int,
         logs: Sequence[_EpisodeLog],
         open_row: Callable[[int, tuple[int, int]], Row],
+        idle_rest: bool,
     ) -> None:
         self._number, self._rows, self._logs, self._open_row = number, rows, logs, open_row
+        self._idle_rest = idle_rest
         self.seats: dict[int, tuple[int, Row]] = {}  # by place: whose row it is
         self.busy: set[int] = set()  # places
 
@@ -291,6 +307,7 @@ class _Half:
         """Begin to start games of an agent in a free place."""
         place = next(i for i in range(self._rows) if i not in self.seats)
         self.seats[place] = agent, self._open_row(agent, (self._number, place))
+        self._logs[agent].rows += 1
         self.busy.add(place)
 
     def step(self, places: Iterable[int]) -> None:
@@ -298,7 +315,7 @@ class _Half:
         for place in places:
             agent, row = self.seats[place]
             row.send()
-            self._logs[agent].steps += 1
+            self._logs[agent].steps += row.playing
         self.busy.update(places)
 
     def take(self) -> None:
@@ -313,14 +330,20 @@ class _Half:
                 self._next(place, idle)
 
     def _next(self, place: int, idle: list[int]) -> None:
-        """Start the next games of a row some of whose emulators have none left, or leave it if there are none."""
+        """Start the next games of a row some of whose emulators have none left, or leave it if there are none.
+
+        Where others have longer games to start, a row starts no more of its own: when those it has are over it is free.
+        """
         agent, row = self.seats[place]
-        chains = dict(zip(idle, self._logs[agent].claim(len(idle)), strict=False))
+        log, longest = self._logs[agent], _longest_games(self._logs)
+        makes_way = self._idle_rest and longest is not None and self._logs[longest].length > _LONGER * log.length
+        chains = {} if makes_way else dict(zip(idle, log.claim(len(idle)), strict=False))
         if chains:
             row.go_on(chains)
             self.busy.add(place)
         elif row.over:
             row.close()
+            log.rows -= 1
             del self.seats[place]
 
 

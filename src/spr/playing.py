@@ -89,6 +89,10 @@ class Row(Protocol):
         """The places that have no game left."""
 
     @property
+    def playing(self) -> int:
+        """How many places have one."""
+
+    @property
     def over(self) -> bool:
         """Whether no place has one."""
 
@@ -113,6 +117,7 @@ class Home(Protocol):
     """Where the emulators of H halves of R rows live."""
 
     arrays: Arrays  # [H, R, ...]
+    idle_rest: bool  # whether an emulator without a game costs nothing while others of its row play
 
     def open(self, where: tuple[int, int], game: str, rules: Rules, chains: Sequence[Sequence[Game]]) -> Row:
         """Begin to make a row's emulators, for that half and place, and to start their first games."""
