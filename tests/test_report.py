@@ -205,6 +205,23 @@ def test_runs_with_roms_that_look_or_play_otherwise_are_never_put_together(tmp_p
     counted = {m.name: sorted(m.scores) for m in methods_of(ours)}
     assert counted == {name: ["bank_heist", "ms_pacman", "pong"] for name in ("spr", "spr (published ROMs)")}
     assert len([record for record in ours if record.game == "bank_heist"]) == 2
+    # With none of ale-py's own pictures left, equal games are no method of their own.
+    ours = with_equal_games([record for record in found.records if record.seed == 1])
+    assert [(m.name, sorted(m.scores)) for m in methods_of(ours)] == [
+        ("spr (published ROMs)", ["bank_heist", "ms_pacman", "pong"])
+    ]
+
+
+def test_a_papers_variant_stands_beside_ours_with_either_roms(tmp_path):
+    rom = {row["game"]: row["atari_py"] for row in reference_table("roms")}
+    for game in ("pong", "bank_heist"):
+        result(tmp_path, "rainbow", game, protocol=RULES | {"evaluation_epsilon": 0.001, "rom": rom[game]})
+    lines = front(read([tmp_path]).records, draws=50).splitlines()
+    assert [line.split(" | ")[0] for line in lines if "rainbow" in line and "game" in line] == [
+        "| game",
+        "| rainbow (published ROMs), ours",
+        "| rainbow, paper",
+    ]
 
 
 def test_files_of_earlier_versions_still_count_for_what_they_are(monkeypatch):
@@ -245,10 +262,10 @@ def test_the_repositorys_own_results_can_be_reported(tmp_path):
 
 
 def test_the_tables_of_the_readme_are_those_of_the_report():
-    found = read([REPOSITORY / "results" / "spr"]).records
+    found = read([REPOSITORY / "results" / "spr", REPOSITORY / "results" / "rainbow"]).records
     assert {record.protocol for record in found} == {BENCHMARK}
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    shown = text.split("<!-- front_page.md of `spr report results/spr` -->\n")[1].split("<!-- end -->")[0]
+    shown = text.split("<!-- front_page.md of `spr report results/spr results/rainbow` -->\n")[1].split("<!-- end -->")[0]
     assert shown == front(found)
 
 

@@ -78,7 +78,8 @@ def _by_game(
         theirs = Cell(row["mean_100"], note=f"{row['p5']} to {row['p95']}")
         rows.append([Cell(game), *ours, Cell(_short(reference_scores("spr")[game])), theirs, Cell(row["jax_mean_49"])])
     names = [f"{method.name}, ours" for method in methods]
-    columns = ["game", *names, "paper", "authors' code, 100 runs (5% to 95% of them)", "their JAX version, 49 runs"]
+    columns = ["game", *names, "SPR: paper", "SPR: authors' code, 100 runs (5% to 95% of them)"]
+    columns.append("SPR: their JAX version, 49 runs")
     return Table("by_game", "By game", columns, rows)
 
 
@@ -94,7 +95,8 @@ def _ours(method: Method, game: str, star: bool, draws: int, random: np.random.G
 def _over_games(methods: Sequence[Method], draws: int, random: np.random.Generator) -> Table:
     table = tables.aggregates(methods, draws, random)
     played = [method.name.removesuffix(PUBLISHED_ROMS) for method in methods]
-    shown = {*_SPR, *(name for preset in played for name in _BESIDE.get(preset, ()))}
+    # The paper's variants that its table by game lacks have their presets' names.
+    shown = {*_SPR, *played, *(name for preset in played for name in _BESIDE.get(preset, ()))}
     kept = [i for i, name in enumerate(table.columns) if name != "source" and "DQN" not in name]
     rows = []
     for row in table.rows:

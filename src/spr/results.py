@@ -155,14 +155,19 @@ def _with_published_rom(game: str, rom: str | None) -> bool:
 
 
 def with_equal_games(records: Sequence[Record]) -> list[Record]:
-    """Count games that are the same in ale-py's and in the published ROMs for both, where there are runs of both."""
+    """Count games that are the same in ale-py's and in the published ROMs for both, where there are runs of both.
+
+    A method whose games that differ were all played with the published ROMs is known by these alone.
+    """
     marked = {record.method for record in records if record.published_roms}
-    both = [
-        record._replace(method=record.method + PUBLISHED_ROMS)
-        for record in records
-        if record.method + PUBLISHED_ROMS in marked and not unlike_published(record.game, record.rules.get("rom"))
-    ]
-    return [*records, *both]
+    unlike = {record.method for record in records if unlike_published(record.game, record.rules.get("rom"))}
+    counted: list[Record] = []
+    for record in records:
+        other = record.method + PUBLISHED_ROMS
+        equal = other in marked and not unlike_published(record.game, record.rules.get("rom"))
+        counted += [record] if not equal or record.method in unlike else []
+        counted += [record._replace(method=other)] if equal else []
+    return counted
 
 
 def _curve(file: Path, data: dict[str, Any]) -> tuple[tuple[tuple[int, float], ...], str]:

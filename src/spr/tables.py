@@ -327,7 +327,7 @@ def all_runs(records: Sequence[Record]) -> Table:
 
 def _variants(methods: Sequence[Method]) -> list[list[Cell]]:
     """Return the paper's aggregates of the variants that we ran and that its per-game table lacks."""
-    ran = {method.name for method in methods} - PUBLISHED.keys()
+    ran = {method.name.removesuffix(PUBLISHED_ROMS) for method in methods} - PUBLISHED.keys()
     rows = []
     for row in reference_table("paper_variants"):
         if row["preset"] in ran:
