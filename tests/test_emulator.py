@@ -7,6 +7,7 @@ from spr import atari, emulator
 from spr.atari import Atari
 from spr.emulator import Emulator, Screens
 from spr.environment import ObservationConfig
+from spr.games import game_names
 
 GRAY = ObservationConfig()
 
@@ -34,6 +35,36 @@ def assert_same_game(game, steps, obs=GRAY, seeds=(5, 2**31 - 1)):
 @pytest.mark.parametrize(("game", "games"), [("bank_heist", 2), ("amidar", 2), ("breakout", 8), ("krull", 0)])
 def test_it_plays_the_games_of_the_vector(game, games):
     assert assert_same_game(game, 900) >= games
+
+
+@pytest.mark.parametrize(("alike", "loaded"), [(True, [4, 5]), (False, [4, 5, 7, 5])])
+def test_a_rom_is_loaded_for_each_seed_only_where_that_makes_a_difference(monkeypatch, alike, loaded):
+    seeds, load = [], Emulator._load
+
+    def noted(self, seed):
+        seeds.append(seed)
+        state = load(self, seed)
+        return state if alike else state + bytes([len(seeds)])
+
+    monkeypatch.setattr(Emulator, "_load", noted)
+    assert_same_game("breakout", 40, seeds=(5, 7, 5))
+    assert seeds == loaded
+
+
+@pytest.mark.slow
+def test_no_game_of_the_benchmark_depends_on_the_emulators_seed_or_on_what_was_played_before():
+    """Hero's does, for one, unless the console is brought back: what it finds in its memory it takes for its own."""
+    for game in game_names():
+        mine = Emulator(game, Screens(GRAY))
+        begun = {seed: (mine.reset([seed]).copy(), mine._ale.getRAM().tobytes()) for seed in (3, 8)}
+        assert mine._starts_alike
+        for action in np.random.default_rng(0).integers(mine.own_actions[0], size=(100, 1)):
+            mine.send(action)
+            mine.recv()
+        for seed in (8, 3):
+            frame, memory = begun[seed]
+            assert (mine.reset([seed]) == frame).all()
+            assert mine._ale.getRAM().tobytes() == memory
 
 
 @pytest.mark.slow

@@ -265,7 +265,8 @@ def test_the_tables_of_the_readme_are_those_of_the_report():
     found = read([REPOSITORY / "results" / "spr", REPOSITORY / "results" / "rainbow"]).records
     assert {record.protocol for record in found} == {BENCHMARK}
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    shown = text.split("<!-- front_page.md of `spr report results/spr results/rainbow` -->\n")[1].split("<!-- end -->")[0]
+    begin = "<!-- front_page.md of `spr report results/spr results/rainbow` -->\n"
+    shown = text.split(begin)[1].split("<!-- end -->")[0]
     assert shown == front(found)
 
 
