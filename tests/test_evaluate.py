@@ -257,7 +257,7 @@ def test_an_agent_scores_the_same_alone_and_beside_others():
 
 
 @pytest.mark.slow
-def test_rows_that_are_free_go_to_the_agent_with_the_longest_games(monkeypatch):
+def test_rows_that_are_free_go_to_the_agent_with_the_most_left(monkeypatch):
     """One agent's games are twenty times as long as the others': it gets their emulators, and none runs in vain."""
     steps = []
 
@@ -285,9 +285,10 @@ def test_rows_that_are_free_go_to_the_agent_with_the_longest_games(monkeypatch):
     assert sum(steps) < 1.3 * 32 * (5 + 5 + 100)
 
 
-@pytest.mark.parametrize("worth", [0, 10**9])
-def test_where_idle_emulators_rest_long_games_start_first(monkeypatch, worth):
-    """One that starts last is waited for. Agents that made way play their own games after all, however few are left."""
+@pytest.mark.slow
+@pytest.mark.parametrize(("worth", "rest"), [(0, True), (500, True), (10**9, True), (0, False)])
+def test_very_long_games_do_not_start_last_where_idle_emulators_rest(monkeypatch, worth, rest):
+    """Agents that made way play their own games after all, however few are left."""
     started = []
 
     class Noted(Lengths):
@@ -295,21 +296,21 @@ def test_where_idle_emulators_rest_long_games_start_first(monkeypatch, worth):
             return 100 if self.slow else 5
 
         def restart(self, places, seeds):
-            self.slow = set(seeds) <= set(evaluate.seeds_for(3, "evaluate", 32))
+            self.slow = set(seeds) <= set(evaluate.seeds_for(3, "evaluate", 56))
             started.extend([self.slow] * len(places))
             return super().restart(places, seeds)
 
     monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Noted(count))  # noqa: ARG005
-    monkeypatch.setattr(evaluate._Here, "idle_rest", True)
+    monkeypatch.setattr(evaluate._Here, "idle_rest", rest)
+    monkeypatch.setattr(evaluate, "_EMULATORS", 4)
     monkeypatch.setattr(evaluate, "_WORTH_STARTING", worth)
     monkeypatch.setattr(evaluate, "cores", lambda: 2)
-    config = Config().override({"evaluation.episodes": 32, "network.hidden": 4})
+    config = Config().override({"evaluation.episodes": 56, "network.hidden": 4})
     *_, last = play(config, Agents(["any"] * 3, agents([1, 2, 3], config), [1, 2, 3]))
-    assert last.scores == [[5.0] * 32, [5.0] * 32, [100.0] * 32]
-    assert sum(started) == 16  # chains of two games
-    if worth == 0:
-        assert not any(started[-4:])
-        assert sum(started[:24]) >= 14  # in turn it would be one in three
+    assert last.scores == [[5.0] * 56, [5.0] * 56, [100.0] * 56]
+    assert sum(started) == 28  # chains of two games
+    if worth <= 500:  # else the long ones are not worth another row, and nobody makes way
+        assert any(started[-4:]) != rest
 
 
 @pytest.mark.slow

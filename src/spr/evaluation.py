@@ -31,8 +31,8 @@ from spr.playing import CHAIN, Arrays, Ended, Game, Games, Home, Row, Rules
 _EMULATORS = 2  # of a row in this process: few, since all of them step until the last of their games is over
 _THREADS = 1  # of such a row
 _IN_A_PROCESS = 3  # emulators: they share messages, and one after another they take longer to end the last games
-_WORTH_STARTING = 2_000  # steps that an agent must have left to play: emulators take about as long to start
-_LONGER = 1.5  # times as long as an agent's own must another's games be, for its rows to make way
+_WORTH_STARTING = 2_000  # steps that an agent must have left to play: a row's emulators take a third as long to start
+_LONGER = 3  # times as long as an agent's own must another's games be, for its rows to make way
 
 
 class Playing(NamedTuple):
@@ -56,9 +56,9 @@ def play(config: Config, agents: Agents, epsilon: float | None = None) -> Iterat
     """Play `evaluation.episodes` games per agent without network noise; the last thing yielded holds every score.
 
     Rows are in two halves: while the emulators of one half step, the actions of the other are selected. A free emulator
-    starts its agent's next game, and a free row goes to the agent whose games are the longest: one that starts last
-    is waited for, so that should be a short one. Every game that is started is finished and counted, so short games are
-    not favoured, as they would be if the first to finish counted.
+    starts its agent's next game, and a free row goes to the agent with the most left to play; so that very long games
+    do not start last, and are waited for, rows of other agents make way for them (see `_Half`). Every game that is
+    started is finished and counted, so short games are not favoured, as they would be if the first to finish counted.
     """
     games, params, seeds, _ = agents
     chance = config.evaluation.epsilon if epsilon is None else epsilon
@@ -71,7 +71,8 @@ def play(config: Config, agents: Agents, epsilon: float | None = None) -> Iterat
         return home.open(where, games[agent], rules, logs[agent].claim(home.arrays.action.shape[-1]))
 
     try:
-        halves = [_Half(i, rows, logs, open_row, home.idle_rest) for i in range(2)]
+        places = home.arrays.action.size if home.idle_rest else 0
+        halves = [_Half(i, rows, logs, open_row, places) for i in range(2)]
         _start(halves, rows, home, logs)
         params, valid = _with_room(config, games, params, dict(seat for half in halves for seat in half.seats.values()))
         choices = [_Choice(config, params, valid, Arrays(*(array[i] for array in home.arrays))) for i in range(2)]
@@ -79,7 +80,7 @@ def play(config: Config, agents: Agents, epsilon: float | None = None) -> Iterat
             for half, choice in zip(halves, choices, strict=True):
                 home.look(wait=False)
                 half.take()
-                while half.has_room and (agent := _longest_games(logs)) is not None:
+                while half.has_room and (agent := _most_left(logs)) is not None:
                     half.lend(agent)
                 if ready := half.ready:
                     choice.act(ready)
@@ -103,10 +104,14 @@ def _start(halves: Sequence["_Half"], rows: int, home: Home, logs: Sequence["_Ep
             half.take()
 
 
-def _longest_games(logs: Sequence["_EpisodeLog"]) -> int | None:
-    """Return the agent with the longest games of those that have some worth a row left to start, or no row at all."""
-    worth = [i for i, log in enumerate(logs) if log.unstarted and (log.steps_left >= _WORTH_STARTING or log.rows == 0)]
-    return max(worth, key=lambda i: logs[i].length, default=None)
+def _worth_a_row(logs: Sequence["_EpisodeLog"]) -> list[int]:
+    """Return the agents with games to start that are worth another row, or that have no row to be started in."""
+    return [i for i, log in enumerate(logs) if log.unstarted and (log.steps_left >= _WORTH_STARTING or log.rows == 0)]
+
+
+def _most_left(logs: Sequence["_EpisodeLog"]) -> int | None:
+    """Return the agent to whom a free row goes, if it goes to anybody."""
+    return max(_worth_a_row(logs), key=lambda i: logs[i].steps_left, default=None)
 
 
 def _home(config: Config, agents: Agents, rows: int) -> Home:
@@ -268,7 +273,7 @@ class _EpisodeLog:
 
     @property
     def length(self) -> float:
-        """How many steps a game takes, by those played so far; too many rather than too few while none is over."""
+        """How many steps a game takes, by those played so far."""
         return self.steps / max(self.over, 1)
 
     @property
@@ -286,10 +291,11 @@ class _Half:
         rows: int,
         logs: Sequence[_EpisodeLog],
         open_row: Callable[[int, tuple[int, int]], Row],
-        idle_rest: bool,
+        places: int,
     ) -> None:
+        """No row is lent yet. `places` are the emulators of both halves, or 0 if one without a game does not rest."""
         self._number, self._rows, self._logs, self._open_row = number, rows, logs, open_row
-        self._idle_rest = idle_rest
+        self._places = places
         self.seats: dict[int, tuple[int, Row]] = {}  # by place: whose row it is
         self.busy: set[int] = set()  # places
 
@@ -330,14 +336,10 @@ class _Half:
                 self._next(place, idle)
 
     def _next(self, place: int, idle: list[int]) -> None:
-        """Start the next games of a row some of whose emulators have none left, or leave it if there are none.
-
-        Where others have longer games to start, a row starts no more of its own: when those it has are over it is free.
-        """
+        """Start the next games of a row some of whose emulators have none left, or leave it if there are none."""
         agent, row = self.seats[place]
-        log, longest = self._logs[agent], _longest_games(self._logs)
-        makes_way = self._idle_rest and longest is not None and self._logs[longest].length > _LONGER * log.length
-        chains = {} if makes_way else dict(zip(idle, log.claim(len(idle)), strict=False))
+        log = self._logs[agent]
+        chains = {} if self._makes_way(log) else dict(zip(idle, log.claim(len(idle)), strict=False))
         if chains:
             row.go_on(chains)
             self.busy.add(place)
@@ -345,6 +347,15 @@ class _Half:
             row.close()
             log.rows -= 1
             del self.seats[place]
+
+    def _makes_way(self, log: _EpisodeLog) -> bool:
+        """Whether an agent starts no more games for now, so that its rows get free for another's, which are longer.
+
+        It does where one emulator would take as long for a chain of those as all of them together for what is left.
+        """
+        length = max((self._logs[i].length for i in _worth_a_row(self._logs)), default=0.0)
+        left = sum(other.steps_left for other in self._logs)
+        return length > _LONGER * log.length and CHAIN * length * self._places >= left
 
 
 class _Choice:

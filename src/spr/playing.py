@@ -2,7 +2,7 @@
 
 A game depends on its agent, the agent's seed and its own number only: it has a stream of random numbers of its own, and
 its emulator a seed. Two games at a time share an emulator's seed, the second following the first: to start one from a
-seed takes an Atari emulator as long as 200 steps. Nothing here needs PyTorch, which small processes do without.
+seed takes ale-py's vector as long as 200 steps. Nothing here needs PyTorch, which small processes do without.
 Shapes: E emulators, one agent's; frames are [C, H, W].
 """
 

@@ -17,7 +17,7 @@ from spr.files import remove_leftovers
 from spr.front import front_page
 from spr.games import published_curves
 from spr.page import Contents, page
-from spr.results import BENCHMARK, Reading, Record, read, with_equal_games
+from spr.results import BENCHMARK, PUBLISHED_ROMS, Reading, Record, read, with_equal_games
 from spr.sections import Section
 from spr.tables import Method, Table, methods_of
 
@@ -73,7 +73,7 @@ def _contents(reading: Reading, draws: int) -> Contents:
             mine = [record for record in records if record.protocol == name]
             parts.append(sections.other(number, name, mine, draws, random))
     games, seeds = len({r.game for r in records}), len({r.seed for r in records})
-    kinds = len({r.method for r in records})
+    kinds = len({r.method.removesuffix(PUBLISHED_ROMS) for r in records})
     summary = (
         f"{plural(len(records), 'run')}: {plural(kinds, 'method')}, {plural(games, 'game')}, {plural(seeds, 'seed')}."
     )
