@@ -60,6 +60,45 @@ def test_a_game_depends_neither_on_the_seed_its_rom_was_loaded_with_nor_on_what_
         assert mine._ale.getRAM().tobytes() == memory
 
 
+def assert_goes_back(game, steps=120):
+    """Whatever was played since, from what was saved the same actions lead to the same game, to its end."""
+    mine, random = Emulator(game, Screens(GRAY)), np.random.default_rng(2)
+    mine.reset([7])
+
+    def run(actions):
+        brought = []
+        for action in actions:
+            mine.send(action)
+            brought.append([part.copy() for part in mine.recv()])
+        return brought
+
+    def drawn(count):
+        return random.integers(mine.own_actions[0], size=(count, 1))
+
+    run(drawn(150))
+    saved, actions = mine.save(), drawn(steps)
+    first = run(actions)
+    run(drawn(80))
+    mine.restore(saved)
+    again = run(actions)
+    for (frame, *theirs), (shown, *ours) in zip(first, again, strict=True):
+        assert theirs == ours
+        if theirs[-1]:
+            return  # after so many no-ops as nobody has saved the next game begins
+        assert (frame == shown).all()
+
+
+@pytest.mark.parametrize("game", ["breakout", "hero", "air_raid"])  # a paddle; memory that outlives a game; 250 rows
+def test_a_game_goes_on_from_what_was_saved(game):
+    assert_goes_back(game)
+
+
+@pytest.mark.slow
+def test_every_game_goes_on_from_what_was_saved():
+    for game in game_names():
+        assert_goes_back(game, 60)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("game", ["alien", "asterix", "crazy_climber", "hero", "pong", "road_runner", "up_n_down"])
 def test_it_plays_other_games_of_the_vector(game):

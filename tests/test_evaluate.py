@@ -74,9 +74,8 @@ def test_every_game_begun_is_finished_and_counts_whatever_its_length(monkeypatch
     *_, last = play(config, Agents(["any"] * 2, agents([0, 5], config), [0, 5]))
     assert last.finished == 2 * games
     for seed, scores in zip([0, 5], last.scores, strict=True):
-        starts = evaluate.seeds_for(seed, "evaluate", games)[::2]  # games come in pairs, the second after the first
-        pairs = [np.random.default_rng(start).integers(1, 30, size=2) for start in starts]
-        assert scores == np.concatenate(pairs)[:games].tolist()
+        starts = evaluate.seeds_for(seed, "evaluate", games)
+        assert scores == [np.random.default_rng(start).integers(1, 30) for start in starts]
 
 
 @pytest.mark.slow
@@ -150,12 +149,39 @@ def test_emulators_in_processes_of_their_own_play_the_same_games(monkeypatch, ch
     assert {length for lengths in here.lengths for length in lengths if length > 1} >= {60}  # cut there
 
 
+@pytest.mark.slow
+def test_games_that_begin_alike_are_played_in_groups_and_score_the_same(monkeypatch):
+    logs = []
+
+    class Kept(evaluate._EpisodeLog):
+        def __init__(self, *given):
+            super().__init__(*given)
+            logs.append(self)
+
+    changes = {"evaluation.episodes": 60, "evaluation.epsilon": 0.005, "evaluation.max_steps": 90, "network.hidden": 4}
+    config = Config().override(changes | LITTLE_FRAMES)
+    monkeypatch.setattr(evaluate, "cores", lambda: 2)
+    torch.manual_seed(0)
+    agents = Agents(["alien"], atari(["alien"], config), [3])
+    *_, here = play(config, agents)
+    monkeypatch.setattr(evaluate, "_EpisodeLog", Kept)
+    monkeypatch.setattr(evaluate, "_home", lambda config, _, rows: Processes((2, rows, 2), config.observation))
+    *_, apart = play(config, agents)
+    assert apart.scores == here.scores
+    assert apart.lengths == here.lengths
+    assert len(set(here.scores[0])) > 4
+    assert logs[0].steps < 0.85 * sum(here.lengths[0])
+
+
 def test_an_emulator_without_games_rests_while_others_play_on():
     home = Processes((1, 1, 2), ObservationConfig())
     try:
-        row = home.open((0, 0), "freeway", Rules(0, 0.0, 10), [[Game(0, 1)], [Game(1, 2), Game(2, 3)]])
+        row = home.open((0, 0), "freeway", Rules(0, 0.0, 10), [[Game(0, 1)], [Game(1, 2)]])
         ended, shown = row.take(), []
-        for _ in range(20):
+        for step in range(20):
+            if step == 10:
+                row.go_on({1: [Game(2, 3)]})
+                row.take()
             row.send()
             ended += row.take()
             shown.append(home.arrays.frame[0, 0].copy())
@@ -206,8 +232,8 @@ def test_an_emulator_that_dies_ends_its_own_agents_evaluation_and_no_others(monk
     class Mortal(Processes):
         """Processes of which those that play breakout are killed."""
 
-        def open(self, where, game, rules, chains):
-            row = super().open(where, game, rules, chains)
+        def open(self, where, game, rules, groups):
+            row = super().open(where, game, rules, groups)
             if game == "breakout":
                 row._process._popen.kill()
             return row
@@ -226,8 +252,6 @@ def test_an_emulator_that_dies_ends_its_own_agents_evaluation_and_no_others(monk
 
 
 def test_a_game_that_never_ends_is_over_after_some_steps(monkeypatch):
-    """The game after it, which would have followed in the same emulator, starts from its own seed."""
-
     class Endless(Lengths):
         def length(self, random):
             return random.integers(1, 30) if random.random() < 0.5 else 10**9
@@ -235,12 +259,8 @@ def test_a_game_that_never_ends_is_over_after_some_steps(monkeypatch):
     monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Endless(count))  # noqa: ARG005
     config = Config().override({"evaluation.episodes": 12, "evaluation.max_steps": 40, "network.hidden": 4})
     *_, last = play(config, Agents(["any"], agents([0], config), [0]))
-    starts, expected = evaluate.seeds_for(0, "evaluate", 12), []
-    for first, second in zip(starts[::2], starts[1::2], strict=True):
-        random, endless = np.random.default_rng(first), Endless(1)
-        expected.append(min(endless.length(random), 40))
-        random = np.random.default_rng(second) if expected[-1] == 40 else random
-        expected.append(min(endless.length(random), 40))
+    starts = evaluate.seeds_for(0, "evaluate", 12)
+    expected = [min(Endless(1).length(np.random.default_rng(start)), 40) for start in starts]
     assert last.scores == [expected]
     assert last.lengths == [expected]
     assert 40 in expected
@@ -296,7 +316,7 @@ def test_very_long_games_do_not_start_last_where_idle_emulators_rest(monkeypatch
             return 100 if self.slow else 5
 
         def restart(self, places, seeds):
-            self.slow = set(seeds) <= set(evaluate.seeds_for(3, "evaluate", 56))
+            self.slow = set(seeds) <= set(evaluate.seeds_for(3, "evaluate", 24))
             started.extend([self.slow] * len(places))
             return super().restart(places, seeds)
 
@@ -305,10 +325,10 @@ def test_very_long_games_do_not_start_last_where_idle_emulators_rest(monkeypatch
     monkeypatch.setattr(evaluate, "_EMULATORS", 4)
     monkeypatch.setattr(evaluate, "_WORTH_STARTING", 500)  # more than the short games take that are left then
     monkeypatch.setattr(evaluate, "cores", lambda: 2)
-    config = Config().override({"evaluation.episodes": 56, "network.hidden": 4})
+    config = Config().override({"evaluation.episodes": 24, "network.hidden": 4})
     *_, last = play(config, Agents(["any"] * 3, agents([1, 2, 3], config), [1, 2, 3]))
-    assert last.scores == [[5.0] * 56, [5.0] * 56, [100.0] * 56]
-    assert sum(started) == 28  # chains of two games
+    assert last.scores == [[5.0] * 24, [5.0] * 24, [100.0] * 24]
+    assert sum(started) == 24
     assert any(started[-4:]) != rest
 
 

@@ -9,6 +9,7 @@ import torch
 import spr
 from spr import fused, resume
 from spr.actor import ActStep
+from spr.elsewhere import Processes
 from spr.environment import Step
 from spr.envs import make
 from spr.evaluation import Agents, play
@@ -243,6 +244,19 @@ def test_an_evaluation_is_played_as_on_a_cpu():
     *_, expected = play(config, Agents(["catch"] * 3, params, [3, 1, 7]))
     *_, scores = play(config, Agents(["catch"] * 3, {name: p.to(GPU) for name, p in params.items()}, [3, 1, 7]))
     assert scores == expected
+
+
+def test_games_that_begin_alike_score_the_same_in_a_group_and_by_themselves(monkeypatch):
+    """A choice depends on what the agent sees, not on the place in the batch nor on who is beside it."""
+    config = preset_config("spr").override({"evaluation.episodes": 60, "evaluation.epsilon": 0.01})
+    config = config.override({"evaluation.max_steps": 300})
+    games = ["alien", "kangaroo", "hero"]  # of 18 actions each
+    params = {name: p.detach() for name, p in Learner(config, 18, GPU).init([3, 1, 7]).params.items()}
+    *_, grouped = play(config, Agents(games, params, [3, 1, 7]))
+    monkeypatch.setattr(Processes, "alike", lambda _, starts: [[place] for place in range(len(starts))])
+    *_, alone = play(config, Agents(games, params, [3, 1, 7]))
+    assert grouped == alone
+    assert len({score for scores in alone.scores for score in scores}) > 5
 
 
 @pytest.mark.parametrize("preset", ["spr", "spr_noaug"])

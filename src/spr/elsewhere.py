@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spr.atari import Atari
-from spr.emulator import Emulator, Screens
+from spr.branching import Tree
+from spr.emulator import Emulator, Screens, noops
 from spr.environment import ObservationConfig
 from spr.errors import EnvironmentFault, UserError
 from spr.playing import Arrays, Ended, Game, Games, Rules
@@ -43,20 +44,28 @@ class Processes:
         """Take memory for so many halves, rows and emulators; no process is started yet."""
         self._memory = os.memfd_create("emulators")
         self.arrays = _shared(self._memory, shape, obs)
+        self._plain = Screens.fit(obs)
         self._told = [str(self._memory), json.dumps(shape), json.dumps(asdict(obs))]
         self._idle: list[_Process] = []
         self._started: list[_Process] = []
         self._selector = selectors.DefaultSelector()
 
-    def open(self, where: tuple[int, int], game: str, rules: Rules, chains: Sequence[Sequence[Game]]) -> "DistantRow":
-        """Begin to make a row's emulators and to start their first games."""
+    def alike(self, starts: Sequence[int]) -> list[list[int]]:
+        """Games with as many no-ops begin alike, where emulators can go back."""
+        groups: dict[int, list[int]] = {}
+        for place, start in enumerate(starts):
+            groups.setdefault(noops(start) if self._plain else -place, []).append(place)
+        return list(groups.values())
+
+    def open(self, where: tuple[int, int], game: str, rules: Rules, groups: Sequence[Sequence[Game]]) -> "DistantRow":
+        """Begin to make a row's emulators and to start their games."""
         if self._idle:
             process = self._idle.pop()
         else:
             process = _Process(self._memory, self._told)
             self._started.append(process)
             self._selector.register(process.connection, selectors.EVENT_READ, process)
-        return DistantRow(process, self._idle, {"where": where, "game": game, "rules": rules, "chains": chains})
+        return DistantRow(process, self._idle, {"where": where, "game": game, "rules": rules, "groups": groups})
 
     def look(self, wait: bool) -> None:
         """Note which processes have answered; wait for one of them, if nothing else is to be done."""
@@ -124,7 +133,7 @@ class DistantRow:
     def __init__(self, process: _Process, idle: list[_Process], start: dict[str, Any]) -> None:
         """Give the order to start."""
         self._process, self._idle_processes = process, idle
-        self._count = len(start["chains"])
+        self._count = len(start["groups"])
         self.idle: list[int] = []
         process.tell(json.dumps(start).encode())
 
@@ -143,9 +152,9 @@ class DistantRow:
         """Whether it has answered."""
         return self._process.has_answered
 
-    def go_on(self, chains: Mapping[int, Sequence[Game]]) -> None:
-        """Begin to start the next games."""
-        self._process.tell(json.dumps({"next": chains}).encode())
+    def go_on(self, groups: Mapping[int, Sequence[Game]]) -> None:
+        """Begin to start other games."""
+        self._process.tell(json.dumps({"next": groups}).encode())
 
     def send(self) -> None:
         """Begin a step, with the actions that lie in its places."""
@@ -190,7 +199,7 @@ class _Server:
         self._screens = Screens(obs, arrays.action.shape[-1])
         self._game = ""
         self._emulators: list[Emulator | Atari] = []  # of that game
-        self._games: list[Games] = []  # of each place
+        self._games: list[Games | Tree] = []  # of each place
 
     def answer(self, order: bytes) -> bytes:
         """Do what was ordered; what goes wrong is told to whom it concerns."""
@@ -208,10 +217,10 @@ class _Server:
             return {"ended": ended, "idle": self._idle} if ended else {}
         what = json.loads(order)
         if "game" in what:
-            self._open(what["game"], tuple(what["where"]), Rules(*what["rules"]), list(map(_chain, what["chains"])))
+            self._open(what["game"], tuple(what["where"]), Rules(*what["rules"]), list(map(_group, what["groups"])))
         else:
-            for place, chain in what["next"].items():
-                self._games[int(place)].go_on({0: _chain(chain)})
+            for place, group in what["next"].items():
+                self._games[int(place)].go_on({0: _group(group)})
                 self._show(int(place))
         first = self._emulators[0]
         facts = {"own_actions": (first.own_actions or [first.num_actions])[0], "num_actions": first.num_actions}
@@ -235,22 +244,25 @@ class _Server:
         games = self._games[place]
         self._mine.frame[place], self._mine.is_first[place] = games.frame[0], games.is_first[0]
 
-    def _open(self, game: str, where: tuple[int, int], rules: Rules, chains: list[list[Game]]) -> None:
+    def _open(self, game: str, where: tuple[int, int], rules: Rules, groups: list[list[Game]]) -> None:
         if self._game != game:
             self._emulators.clear()
             self._game = game
-        while len(self._emulators) < len(chains):
+        while len(self._emulators) < len(groups):
             place = len(self._emulators)
             plain = Screens.fit(self._obs)
             self._emulators.append(Emulator(game, self._screens, place) if plain else Atari(game, 1, 1, self._obs))
-        self._mine = Arrays(*(array[where][: len(chains)] for array in self._arrays))
-        pairs = zip(self._emulators, chains, strict=False)
-        self._games = [Games(emulator, rules, [chain]) for emulator, chain in pairs]
-        for place in range(len(chains)):
+        self._mine = Arrays(*(array[where][: len(groups)] for array in self._arrays))
+        self._games = [
+            Tree(emulator, rules, [group], self._obs.stack) if isinstance(emulator, Emulator)
+            else Games(emulator, rules, [group])
+            for emulator, group in zip(self._emulators, groups, strict=False)
+        ]  # fmt: skip
+        for place in range(len(groups)):
             self._show(place)
 
 
-def _chain(games: Sequence[Any]) -> list[Game]:
+def _group(games: Sequence[Any]) -> list[Game]:
     return [Game(*game) for game in games]
 
 

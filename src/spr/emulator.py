@@ -9,7 +9,7 @@ to be resized of all emulators is resized at once.
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from math import ceil, floor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ale_py import ALEInterface, LoggerMode
@@ -18,6 +18,19 @@ from numpy.typing import NDArray
 from spr.atari import FRAME_SKIP, HEIGHT, MAX_FRAMES, NOOP_MAX, ROOM, WIDTH, check_actions
 from spr.environment import Frames, ObservationConfig, Step
 from spr.roms import rom_path
+
+
+class Saved(NamedTuple):
+    """All that a game depends on."""
+
+    console: Any
+    lives: int
+    steps: int
+
+
+def noops(seed: int) -> int:
+    """Return how many no-ops a game begins with that starts from a seed: games differ in nothing else."""
+    return _below(NOOP_MAX, np.random.RandomState(seed))
 
 
 class Emulator:
@@ -67,6 +80,15 @@ class Emulator:
         """Start a new game."""
         assert list(places) == [0]
         return self.reset(seeds)
+
+    def save(self) -> Saved:
+        """Return all that the game depends on, but for what the emulator shows."""
+        return Saved(self._ale.cloneState(), self._lives, self._steps)
+
+    def restore(self, saved: Saved) -> None:
+        """Go back to what was saved; nothing is shown until the next step."""
+        console, self._lives, self._steps = saved
+        self._ale.restoreState(console)
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Repeat the action for four frames, or until the game is over."""

@@ -26,12 +26,13 @@ from spr.graphs import Inbox, Outbox, captured
 from spr.gym_envs import Argument
 from spr.hardware import cores
 from spr.networks import crop_actions, networks_without_weights, num_actions_of, pad_actions, valid_actions
-from spr.playing import CHAIN, Arrays, Ended, Game, Games, Home, Row, Rules
+from spr.playing import Arrays, Ended, Game, Games, Home, Row, Rules
 
 _EMULATORS = 2  # of a row in this process: few, since all of them step until the last of their games is over
 _THREADS = 1  # of such a row
 _IN_A_PROCESS = 3  # emulators: they share messages, and one after another they take longer to end the last games
 _WORTH_STARTING = 2_000  # steps that an agent must have left to play: a row's emulators take a third as long to start
+_IN_A_ROW = 8_000  # steps that games played in a group may take: long ones share little, and would be waited for
 _LONGER = 3  # times as long as an agent's own must another's games be, for its rows to make way
 
 
@@ -62,9 +63,9 @@ def play(config: Config, agents: Agents, epsilon: float | None = None) -> Iterat
     """
     games, params, seeds, _ = agents
     chance = config.evaluation.epsilon if epsilon is None else epsilon
-    logs = [_EpisodeLog(seed, config.evaluation.episodes) for seed in seeds]
     rows = max(len(seeds), cores())  # of a half: with few agents enough for every core
     home = _home(config, agents, rows)
+    logs = [_EpisodeLog(seeds_for(seed, "evaluate", config.evaluation.episodes), home.alike) for seed in seeds]
 
     def open_row(agent: int, where: tuple[int, int]) -> Row:
         rules = Rules(seeds[agent], chance, config.evaluation.max_steps)
@@ -123,9 +124,9 @@ def _home(config: Config, agents: Agents, rows: int) -> Home:
     episodes = config.evaluation.episodes
     on_gpu = next(iter(agents.params.values())).device.type == "cuda"
     if on_gpu and all(family(game) == "atari" for game in agents.games):
-        # Every process has games to play before one has several at a time.
-        chains = len(agents.games) * -(-episodes // CHAIN)
-        return Processes((2, rows, max(1, min(_IN_A_PROCESS, chains // (2 * rows)))), config.observation)
+        # Every process has games to play before one has several at a time, and some are left to be played in groups.
+        groups = len(agents.games) * episodes // 3
+        return Processes((2, rows, max(1, min(_IN_A_PROCESS, groups // (2 * rows)))), config.observation)
     return _Here((2, rows, min(_EMULATORS, episodes)), config.observation, agents.arguments)
 
 
@@ -142,11 +143,15 @@ class _Here:
         self._pool = ThreadPoolExecutor(max(2, cores() // 2))
         self._rows: list[_Row] = []
 
-    def open(self, where: tuple[int, int], game: str, rules: Rules, chains: Sequence[Sequence[Game]]) -> "_Row":
-        """Begin to make a row's emulators and to start their first games."""
-        make_envs = partial(make, game, len(chains), _THREADS, self._obs, self._arguments)
-        mine = Arrays(*(array[where][: len(chains)] for array in self.arrays))
-        self._rows.append(row := _Row(mine, self._pool, make_envs, rules, chains))
+    def alike(self, starts: Sequence[int]) -> list[list[int]]:
+        """Every game is played by itself: environments can't go back."""
+        return [[place] for place in range(len(starts))]
+
+    def open(self, where: tuple[int, int], game: str, rules: Rules, groups: Sequence[Sequence[Game]]) -> "_Row":
+        """Begin to make a row's emulators and to start their games."""
+        make_envs = partial(make, game, len(groups), _THREADS, self._obs, self._arguments)
+        mine = Arrays(*(array[where][: len(groups)] for array in self.arrays))
+        self._rows.append(row := _Row(mine, self._pool, make_envs, rules, groups))
         return row
 
     def look(self, wait: bool) -> None:
@@ -171,17 +176,17 @@ class _Row:
         pool: ThreadPoolExecutor,
         make_envs: Callable[[], Envs],
         rules: Rules,
-        chains: Sequence[Sequence[Game]],
+        groups: Sequence[Sequence[Game]],
     ) -> None:
         self._arrays, self._pool = arrays, pool
         self._envs: Envs | None = None
         self._games: Games
         self.stepping = False
-        self.starting: Future[None] | None = pool.submit(self._start, make_envs, rules, chains)
+        self.starting: Future[None] | None = pool.submit(self._start, make_envs, rules, groups)
 
-    def _start(self, make_envs: Callable[[], Envs], rules: Rules, chains: Sequence[Sequence[Game]]) -> None:
+    def _start(self, make_envs: Callable[[], Envs], rules: Rules, groups: Sequence[Sequence[Game]]) -> None:
         self._envs = make_envs()
-        self._games = Games(self._envs, rules, chains)
+        self._games = Games(self._envs, rules, groups)
 
     @property
     def num_actions(self) -> int:
@@ -214,9 +219,9 @@ class _Row:
         """Whether its games have started; a step is waited for."""
         return self.starting is None or self.starting.done()
 
-    def go_on(self, chains: Mapping[int, Sequence[Game]]) -> None:
-        """Begin to start the next games in some places."""
-        self.starting = self._pool.submit(self._games.go_on, chains)
+    def go_on(self, groups: Mapping[int, Sequence[Game]]) -> None:
+        """Begin to start other games in some places."""
+        self.starting = self._pool.submit(self._games.go_on, groups)
 
     def send(self) -> None:
         """Begin a step, with the actions that lie in its places."""
@@ -245,26 +250,27 @@ class _Row:
 class _EpisodeLog:
     """The games of one agent: how many have started, how long they are, and the scores of those that are over."""
 
-    def __init__(self, seed: int, episodes: int) -> None:
-        self._starts = seeds_for(seed, "evaluate", episodes)
-        self.scores: list[float | None] = [None] * episodes
-        self.lengths = [0] * episodes
+    def __init__(self, starts: Sequence[int], alike: Callable[[Sequence[int]], list[list[int]]]) -> None:
+        self._starts = starts
+        self._groups = alike(starts)  # numbers of games that have not started
+        self.scores: list[float | None] = [None] * len(starts)
+        self.lengths = [0] * len(starts)
         self.over = 0
-        self.steps = 0  # of all its games
+        self.steps = 0  # that were played for all its games
         self.rows = 0  # that are lent to it
-        self._started = 0
 
     @property
     def unstarted(self) -> int:
         """How many games have not started."""
-        return len(self.scores) - self._started
+        return sum(map(len, self._groups))
 
     def claim(self, count: int) -> list[list[Game]]:
-        """Return the next games, in chains of some; at most so many chains, and none if all have started."""
-        begin = range(self._started, len(self.scores), CHAIN)[:count]
-        numbers = [range(first, min(first + CHAIN, len(self.scores))) for first in begin]
-        self._started += sum(map(len, numbers))
-        return [[Game(number, self._starts[number]) for number in chain] for chain in numbers]
+        """Return the next games, in at most so many groups that begin alike; none if all have started."""
+        groups, self._groups = self._groups[:count], self._groups[count:]
+        # How long games are is not known before one is over.
+        size = max(1, int(_IN_A_ROW / self.length)) if self.over else 1
+        self._groups += [group[size:] for group in groups if group[size:]]
+        return [[Game(number, self._starts[number]) for number in group[:size]] for group in groups]
 
     def finish(self, ended: Ended) -> None:
         """Note a game that is over."""
@@ -273,12 +279,12 @@ class _EpisodeLog:
 
     @property
     def length(self) -> float:
-        """How many steps a game takes, by those played so far."""
+        """How many steps a game takes to play, by those played so far; what games share counts once."""
         return self.steps / max(self.over, 1)
 
     @property
     def steps_left(self) -> float:
-        """How many steps the games that have not started will take, if they are as long as the others."""
+        """How many steps the games that have not started will take, if they take as many as the others."""
         return self.unstarted * self.length
 
 
@@ -339,9 +345,9 @@ class _Half:
         """Start the next games of a row some of whose emulators have none left, or leave it if there are none."""
         agent, row = self.seats[place]
         log = self._logs[agent]
-        chains = {} if self._makes_way(log) else dict(zip(idle, log.claim(len(idle)), strict=False))
-        if chains:
-            row.go_on(chains)
+        groups = {} if self._makes_way(log) else dict(zip(idle, log.claim(len(idle)), strict=False))
+        if groups:
+            row.go_on(groups)
             self.busy.add(place)
         elif row.over:
             row.close()
@@ -351,11 +357,11 @@ class _Half:
     def _makes_way(self, log: _EpisodeLog) -> bool:
         """Whether an agent starts no more games for now, so that its rows get free for another's, which are longer.
 
-        It does where one emulator would take as long for a chain of those as all of them together for what is left.
+        It does where one emulator would take as long for one of those as all of them together for what is left.
         """
         length = max((self._logs[i].length for i in _worth_a_row(self._logs)), default=0.0)
         left = sum(other.steps_left for other in self._logs)
-        return length > _LONGER * log.length and CHAIN * length * self._places >= left
+        return length > _LONGER * log.length and length * self._places >= left
 
 
 class _Choice:

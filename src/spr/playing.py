@@ -1,8 +1,7 @@
-"""Owns the games of an evaluation where they are played: which action is taken, what a game scores, what follows it.
+"""Owns the games of an evaluation where they are played: which action is taken, what a game scores.
 
 A game depends on its agent, the agent's seed and its own number only: it has a stream of random numbers of its own, and
-its emulator a seed. Two games at a time share an emulator's seed, the second following the first: to start one from a
-seed takes ale-py's vector as long as 200 steps. Nothing here needs PyTorch, which small processes do without.
+its emulator starts from a seed of its own. Nothing here needs PyTorch, which small processes do without.
 Shapes: E emulators, one agent's; frames are [C, H, W].
 """
 
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 
 from spr.environment import Frames, Step
 
-CHAIN = 2  # games that follow each other in an emulator
 _BLOCK = 256  # steps for which a game draws its exploration at once
 
 
@@ -22,7 +20,7 @@ class Game(NamedTuple):
     """A game that is to be played."""
 
     number: int  # of its agent's games
-    start: int  # the emulator's seed, where it does not follow another game
+    start: int  # the emulator's seed
 
 
 class Ended(NamedTuple):
@@ -100,8 +98,8 @@ class Row(Protocol):
     def done(self) -> bool:
         """Whether `take` would not wait for long."""
 
-    def go_on(self, chains: Mapping[int, Sequence[Game]]) -> None:
-        """Begin to start the next games in some places."""
+    def go_on(self, groups: Mapping[int, Sequence[Game]]) -> None:
+        """Begin to play other games in some places: a group that begins alike in each."""
 
     def send(self) -> None:
         """Begin a step, with the actions that lie in its places."""
@@ -119,8 +117,11 @@ class Home(Protocol):
     arrays: Arrays  # [H, R, ...]
     idle_rest: bool  # whether an emulator without a game costs nothing while others of its row play
 
-    def open(self, where: tuple[int, int], game: str, rules: Rules, chains: Sequence[Sequence[Game]]) -> Row:
-        """Begin to make a row's emulators, for that half and place, and to start their first games."""
+    def alike(self, starts: Sequence[int]) -> list[list[int]]:
+        """Say which games of an agent begin alike, by their places among these starts, and may be played in a group."""
+
+    def open(self, where: tuple[int, int], game: str, rules: Rules, groups: Sequence[Sequence[Game]]) -> Row:
+        """Begin to make a row's emulators, for that half and place, and to start a group of games in each."""
 
     def look(self, wait: bool) -> None:
         """Find out which rows are done; wait for one of them, if nothing else is to be done."""
@@ -129,53 +130,63 @@ class Home(Protocol):
         """Release every emulator."""
 
 
-def stream(seed: int, number: int) -> np.random.Generator:
-    """Return the random numbers of a game, by its agent's seed and its own number."""
-    return np.random.default_rng([seed, number, *b"evaluate"])
+class Exploration:
+    """When a game explores, and what it does then: from a stream of its own, by its agent's seed and its number."""
 
+    def __init__(self, rules: Rules, number: int, actions: int) -> None:
+        """Nothing has been drawn yet."""
+        self._rng = np.random.default_rng([rules.seed, number, *b"evaluate"])
+        self._epsilon, self._actions = rules.epsilon, actions
+        self._drawn: list[int | None] = []
 
-def exploration(rng: np.random.Generator, epsilon: float, actions: int) -> list[int | None]:
-    """Draw for each of a game's next steps the action that it takes to explore, or None where it does not."""
-    explores, other = rng.random(_BLOCK) < epsilon, rng.integers(actions, size=_BLOCK)
-    return [action if yes else None for yes, action in zip(explores.tolist(), other.tolist(), strict=True)]
+    def at(self, step: int) -> int | None:
+        """Return the action that a step takes to explore, or None where it does not."""
+        while step >= len(self._drawn):
+            explores = self._rng.random(_BLOCK) < self._epsilon
+            drawn = zip(explores.tolist(), self._rng.integers(self._actions, size=_BLOCK).tolist(), strict=True)
+            self._drawn += [action if yes else None for yes, action in drawn]
+        return self._drawn[step]
 
 
 class Games:
-    """Emulators that step together, and the games that are played there; arrays [E, ...]."""
+    """Emulators that step together, and the game that is played in each; arrays [E, ...].
 
-    def __init__(self, envs: Played, rules: Rules, chains: Sequence[Sequence[Game]]) -> None:
-        """Start the first game of a chain in each emulator."""
-        count = len(chains)
+    Groups are of one game each: what these are played by can't go back to where others part (see `branching`).
+    """
+
+    def __init__(self, envs: Played, rules: Rules, groups: Sequence[Sequence[Game]]) -> None:
+        """Start a game in each emulator."""
         self.envs, self._rules = envs, rules
-        self._chains = [list(chain) for chain in chains]  # what each has left, beginning with the game it plays
-        self._rng = [stream(rules.seed, chain[0].number) for chain in chains]
-        # Of each emulator, in Python's own numbers: there are few, and NumPy takes as long for one as for a hundred.
-        self._score, self._length = [0.0] * count, [0] * count
-        self._explores: list[list[int | None]] = [[]] * count  # in the present block of steps
-        self.frame = envs.reset([chain[0].start for chain in chains]).copy()
+        games = [game for (game,) in groups]
+        self.frame = envs.reset([game.start for game in games]).copy()
         self._own = (envs.own_actions or [envs.num_actions])[0]
-        self.is_first = np.ones(count, np.bool_)
+        self.is_first = np.ones(len(games), np.bool_)
+        self._games: list[Game | None] = list(games)
+        # Of each emulator, in Python's own numbers: there are few, and NumPy takes as long for one as for a hundred.
+        self._score, self._length = [0.0] * len(games), [0] * len(games)
+        self._explores = [Exploration(rules, game.number, self._own) for game in games]
 
     @property
     def idle(self) -> list[int]:
         """The emulators that have no game left; they play on, and nothing of it counts."""
-        return [place for place, chain in enumerate(self._chains) if not chain]
+        return [place for place, game in enumerate(self._games) if game is None]
 
-    def go_on(self, chains: Mapping[int, Sequence[Game]]) -> None:
-        """Start the first games of new chains in some emulators."""
-        for place, chain in chains.items():
-            self._chains[place] = list(chain)
-            self._begin(place)
-        self._restart(list(chains))
+    def go_on(self, groups: Mapping[int, Sequence[Game]]) -> None:
+        """Start other games in some emulators."""
+        games = {place: game for place, (game,) in groups.items()}
+        for place, game in games.items():
+            self._games[place], self._score[place], self._length[place] = game, 0.0, 0
+            self._explores[place] = Exploration(self._rules, game.number, self._own)
+        places = list(games)
+        self.frame = self.frame.copy()
+        self.frame[places] = self.envs.restart(places, [game.start for game in games.values()])
+        self.is_first[places] = True
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Act, epsilon-greedily."""
         taken = action.tolist()
-        for place, length in enumerate(self._length):
-            at = length % _BLOCK
-            if at == 0:
-                self._explores[place] = exploration(self._rng[place], self._rules.epsilon, self._own)
-            if (other := self._explores[place][at]) is not None:
+        for place, (game, length) in enumerate(zip(self._games, self._length, strict=True)):
+            if game is not None and (other := self._explores[place].at(length)) is not None:
                 taken[place] = other
         self.envs.send(np.array(taken))
 
@@ -184,28 +195,12 @@ class Games:
         out = self.envs.recv()
         self.frame, self.is_first = out.frame, out.terminal | out.truncated
         ended: list[Ended] = []
-        cut: list[int] = []
         for place, (reward, game_over) in enumerate(zip(out.reward.tolist(), out.game_over.tolist(), strict=True)):
+            if (game := self._games[place]) is None:
+                continue
             self._score[place] += reward
             self._length[place] += 1
-            if not game_over and self._length[place] < self._rules.limit:
-                continue
-            if chain := self._chains[place]:
-                ended.append(Ended(chain.pop(0).number, self._score[place], self._length[place]))
-                if chain and not game_over:
-                    cut.append(place)
-            self._begin(place)
-        if cut:
-            self._restart(cut)
+            if game_over or self._length[place] >= self._rules.limit:
+                ended.append(Ended(game.number, self._score[place], self._length[place]))
+                self._games[place] = None
         return ended
-
-    def _begin(self, place: int) -> None:
-        """Count from zero again."""
-        self._score[place], self._length[place] = 0.0, 0
-        if chain := self._chains[place]:
-            self._rng[place] = stream(self._rules.seed, chain[0].number)
-
-    def _restart(self, places: list[int]) -> None:
-        self.frame = self.frame.copy()
-        self.frame[places] = self.envs.restart(places, [self._chains[place][0].start for place in places])
-        self.is_first[places] = True

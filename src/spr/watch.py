@@ -114,9 +114,11 @@ def play(agent: Agent, seed: int, most: int = LONGEST) -> Iterator[Moment]:
     device = networks.support.device
     stacks = Actor(config, envs.num_actions, (1, 1), device)
     foresight = Foresight(networks, config.learner.depth) if config.has_model else None
-    chance = _exploration(seed, config.evaluation.epsilon, len(envs.action_names))
+    rules = playing.Rules(seed, config.evaluation.epsilon, most)
+    exploration = playing.Exploration(rules, 0, len(envs.action_names))
     frame, is_first, score = envs.reset(seeds_for(seed, "evaluate", 1)), True, 0.0
-    for step, other in zip(range(1, most + 1), chance, strict=False):
+    for step in range(1, most + 1):
+        other = exploration.at(step - 1)
         stacks.observe(torch.from_numpy(frame).to(device)[None], torch.tensor([[is_first]], device=device))
         z = networks.encoder(stacks.stack[0].to(networks.support.dtype) / 255)
         outputs = networks.head(z.flatten(1), ())[0, 0]  # [A, Z]
@@ -138,13 +140,6 @@ def play(agent: Agent, seed: int, most: int = LONGEST) -> Iterator[Moment]:
         yield moment._replace(score=score)
         if out.game_over[0]:
             return
-
-
-def _exploration(seed: int, epsilon: float, actions: int) -> Iterator[int | None]:
-    """Say for every step of the game which action it takes to explore, if it does."""
-    rng = playing.stream(seed, 0)
-    while True:
-        yield from playing.exploration(rng, epsilon, actions)
 
 
 class Foresight:
