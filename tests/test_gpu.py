@@ -11,9 +11,10 @@ from spr import fused, resume
 from spr.actor import ActStep
 from spr.elsewhere import Processes
 from spr.environment import Step
-from spr.envs import make
+from spr.envs import make, make_each
 from spr.evaluation import Agents, play
 from spr.fleet import assemble
+from spr.games import game_names
 from spr.hardware import tune
 from spr.learner import Learner, UpdateRunner
 from spr.methods import PRESETS, preset_config
@@ -374,6 +375,56 @@ def test_at_real_sizes_compiling_changes_less_than_bf16_does(agents, record_prop
     record_property("compiling / rounding (mean, largest)", table)
     assert all(mean < 1 for mean, _ in table.values()), table
     games.close()
+
+
+RING = ("frames", "is_first", "actions", "rewards", "priority")
+
+
+@pytest.mark.parametrize("game", ["kangaroo", "up_n_down"])  # of 18 actions and of six; the 17th agent and the last
+def test_at_real_sizes_company_changes_less_than_bf16_does(game, record_property):
+    """One of 26 agents, each of another game, learns as it would alone, from the same start and the same steps."""
+    config, names = preset_config("spr"), game_names()
+    place = list(names).index(game)
+    games, one = make_each(names), make(game, 1)
+    many = assemble(config, games, [2] * len(names), GPU, torch.bfloat16)
+    alone, exact = (assemble(config, one, [2], GPU, product) for product in (torch.bfloat16, torch.float32))
+    fill_ring([many])
+    own = torch.tensor(games.own_actions, device=GPU)[:, None]
+    many.replay.actions.remainder_(own)
+    for other in (alone, exact):
+        assert torch.equal(other.state.weights[0], many.state.weights[place])
+        for part in RING:
+            getattr(other.replay, part)[0].copy_(getattr(many.replay, part)[place])
+        other.replay._count.copy_(many.replay._count)
+        other.replay.check()
+    tune(GPU, "bf16")
+    updates = [UpdateRunner(fleet.learner, fleet.state, fleet.replay, fleet.rng) for fleet in (many, alone)]
+    found = {}
+    for i in range(12):
+        before = alone.state.first_moment.clone()
+        learn(many, updates[0], 1)
+        learn(alone, updates[1], 1)
+        torch.set_float32_matmul_precision("highest")
+        learn(exact, updates[1], 1, plainly=True)
+        tune(GPU, "bf16")
+        moved = gradient(many, torch.cat([before] * len(names)))[place : place + 1]
+        grads = [alone.state.layout.views(g) for g in (moved, gradient(alone, before), gradient(exact, before))]
+        for name, of_many in grads[0].items():
+            company = (of_many - grads[1][name]).norm()
+            rounding = (grads[1][name] - grads[2][name]).norm()
+            found.setdefault(name, []).append(((company + 1e-12) / (rounding + 1e-12)).item())
+        apart = (many.replay.priority[place] - alone.replay.priority[0]).abs() / (alone.replay.priority[0] + 1e-3)
+        assert apart.max() < 0.2, (i, apart.max())  # the same sequences were drawn, and judged alike
+        for part in STATE:
+            for to in (getattr(many.state, part)[place], getattr(exact.state, part)[0]):
+                to.copy_(getattr(alone.state, part)[0])
+        for to in (many.replay.priority[place], exact.replay.priority[0]):
+            to.copy_(alone.replay.priority[0])
+    table = {name: (round(np.mean(ratio), 3), round(max(ratio), 3)) for name, ratio in found.items()}
+    record_property("company / rounding (mean, largest)", table)
+    assert all(mean < 1 for mean, _ in table.values()), table
+    games.close()
+    one.close()
 
 
 def test_captured_acting_equals_plain_and_draws_new_noise_each_time():
