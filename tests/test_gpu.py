@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import spr
-from spr import fused, resume
+from spr import evaluation, fused, resume
 from spr.actor import ActStep
 from spr.elsewhere import Processes
 from spr.environment import Step
@@ -252,11 +252,22 @@ def test_games_that_begin_alike_score_the_same_in_a_group_and_by_themselves(monk
     config = preset_config("spr").override({"evaluation.episodes": 60, "evaluation.epsilon": 0.01})
     config = config.override({"evaluation.max_steps": 300})
     games = ["alien", "kangaroo", "hero"]  # of 18 actions each
-    params = {name: p.detach() for name, p in Learner(config, 18, GPU).init([3, 1, 7]).params.items()}
+    drawn = Learner(config, 18, GPU).init([3, 1, 7]).params
+    # As they are drawn, networks choose one action whatever they see; these look.
+    params = {name: 0 * p.detach() if "bias" in name else 3 * p.detach() for name, p in drawn.items()}
+    logs = []
+
+    class Kept(evaluation._EpisodeLog):
+        def __init__(self, *given):
+            super().__init__(*given)
+            logs.append(self)
+
+    monkeypatch.setattr(evaluation, "_EpisodeLog", Kept)
     *_, grouped = play(config, Agents(games, params, [3, 1, 7]))
     monkeypatch.setattr(Processes, "alike", lambda _, starts: [[place] for place in range(len(starts))])
     *_, alone = play(config, Agents(games, params, [3, 1, 7]))
     assert grouped == alone
+    assert sum(log.steps for log in logs[:3]) < 0.95 * sum(log.steps for log in logs[3:])
     assert len({score for scores in alone.scores for score in scores}) > 5
 
 

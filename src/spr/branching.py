@@ -3,7 +3,7 @@
 Nothing is left to chance but the no-ops before a game and the steps that explore. So games of an agent that begin with
 as many no-ops are one game until one of them explores. They are played as one until then; the console is kept as it is,
 that game is played to its end, and the others go on from where it left them. What ends before any of them explores has
-ended for all of them. With an epsilon of 0.001 a sixth to a fifth of an evaluation's steps are spared.
+ended for all of them. The shorter the games and the smaller epsilon, the more is spared.
 Shapes: one emulator, so arrays are [1, ...]; frames are [C, H, W].
 """
 
@@ -57,6 +57,7 @@ class Tree:
         self._parting: _Parting | None = None
         self._again: deque[tuple[Frames, NDArray[np.bool_]]] = deque()  # what is shown once more, before games go on
         self._score, self._length = 0.0, 0
+        self._seen.clear()
         self._see(frame, np.ones(1, np.bool_))
 
     @property

@@ -24,17 +24,18 @@ class Saved(NamedTuple):
     """All that a game depends on."""
 
     console: Any
+    seed: int
     lives: int
     steps: int
 
 
 def noops(seed: int) -> int:
     """Return how many no-ops a game begins with that starts from a seed: games differ in nothing else."""
-    return _below(NOOP_MAX, np.random.RandomState(seed))
+    return _below(NOOP_MAX, np.random.RandomState(seed))  # C++'s mt19937, seeded by one number, is the same
 
 
 class Emulator:
-    """One environment of the Atari 100k protocol."""
+    """One environment of the Atari 100k protocol; no game follows one that is over until it is asked for."""
 
     def __init__(self, game: str, screens: "Screens", place: int = 0) -> None:
         """Find the ROM; a missing one is refused by name. It takes a while to load, so the first game does that."""
@@ -43,11 +44,10 @@ class Emulator:
         self._ale = ALEInterface()
         self._ale.setFloat("repeat_action_probability", 0.0)
         self._game, self._actions = game, list[Any]()
-        self._noops = np.random.RandomState()  # of C++'s mt19937, seeded by one number: the same
         self._loaded: Any = None  # the console as it is when the ROM has been loaded
         self._two: NDArray[np.uint8]  # the last frames of a step
         self._screens, self._place = screens, place
-        self._lives = self._steps = 0
+        self._seed = self._lives = self._steps = 0
         self._brought: tuple[NDArray[Any], ...]  # by the last step, beside its frame
         self.num_actions = ROOM
         self.own_actions: list[int] | None = None  # known when the first game has started
@@ -64,8 +64,14 @@ class Emulator:
             self._load()
         else:
             self._ale.restoreState(self._loaded)
-        self._noops.seed(seed)
-        self._start()
+        self._ale.reset_game()
+        for _ in range(noops(seed)):
+            self._ale.act(0)
+            if self._ale.game_over():
+                self._ale.reset_game()
+        self._seed, self._lives, self._steps = seed, self._ale.lives(), 0
+        self._ale.getScreenGrayscale(self._two[0])
+        self._screens.show(self._place, self._two[:1])
         return self._screens.frame(self._place)
 
     def _load(self) -> None:
@@ -83,12 +89,19 @@ class Emulator:
 
     def save(self) -> Saved:
         """Return all that the game depends on, but for what the emulator shows."""
-        return Saved(self._ale.cloneState(), self._lives, self._steps)
+        return Saved(self._ale.cloneState(), self._seed, self._lives, self._steps)
 
     def restore(self, saved: Saved) -> None:
-        """Go back to what was saved; nothing is shown until the next step."""
-        console, self._lives, self._steps = saved
-        self._ale.restoreState(console)
+        """Go back to what was saved; nothing is shown until the next step.
+
+        Whether a console is in the middle of a frame is not part of its state. After a reset it may be (Q*bert's is),
+        so a game that has not moved starts again.
+        """
+        console, seed, self._lives, self._steps = saved
+        if self._steps == 0:
+            self.reset([seed])
+        else:
+            self._ale.restoreState(console)
 
     def send(self, action: NDArray[np.int64]) -> None:
         """Repeat the action for four frames, or until the game is over."""
@@ -108,24 +121,15 @@ class Emulator:
         self._steps += 1
         truncated = self._steps * FRAME_SKIP >= MAX_FRAMES
         self._brought = np.array([reward], np.float32), *np.array([[terminal], [truncated], [over or truncated]])
-        if over or truncated:
-            self._start()
-        else:
+        if not over:
             self._screens.show(self._place, self._two)
 
     def recv(self) -> Step:
-        """Return what the step has brought: if this waits until others have stepped, all are resized at once."""
-        return Step(self._screens.frame(self._place), *self._brought)
+        """Return what the step has brought: if this waits until others have stepped, all are resized at once.
 
-    def _start(self) -> None:
-        self._ale.reset_game()
-        for _ in range(_below(NOOP_MAX, self._noops)):
-            self._ale.act(0)
-            if self._ale.game_over():
-                self._ale.reset_game()
-        self._lives, self._steps = self._ale.lives(), 0
-        self._ale.getScreenGrayscale(self._two[0])
-        self._screens.show(self._place, self._two[:1])
+        Of a game that has ended by itself the frame is that of the step before.
+        """
+        return Step(self._screens.frame(self._place), *self._brought)
 
 
 def _below(end: int, random: np.random.RandomState) -> int:

@@ -32,7 +32,7 @@ _EMULATORS = 2  # of a row in this process: few, since all of them step until th
 _THREADS = 1  # of such a row
 _IN_A_PROCESS = 3  # emulators: they share messages, and one after another they take longer to end the last games
 _WORTH_STARTING = 2_000  # steps that an agent must have left to play: a row's emulators take a third as long to start
-_IN_A_ROW = 8_000  # steps that games played in a group may take: long ones share little, and would be waited for
+_GROUP_STEPS = 8_000  # steps that games played in a group may take: long ones share little, and would be waited for
 _LONGER = 3  # times as long as an agent's own must another's games be, for its rows to make way
 
 
@@ -124,9 +124,10 @@ def _home(config: Config, agents: Agents, rows: int) -> Home:
     episodes = config.evaluation.episodes
     on_gpu = next(iter(agents.params.values())).device.type == "cuda"
     if on_gpu and all(family(game) == "atari" for game in agents.games):
-        # Every process has games to play before one has several at a time, and some are left to be played in groups.
-        groups = len(agents.games) * episodes // 3
-        return Processes((2, rows, max(1, min(_IN_A_PROCESS, groups // (2 * rows)))), config.observation)
+        # Every process has three games to play before one has several at a time: first games are played by themselves,
+        # and others must be left to be played in groups.
+        most = len(agents.games) * episodes // (3 * 2 * rows)
+        return Processes((2, rows, max(1, min(_IN_A_PROCESS, most))), config.observation)
     return _Here((2, rows, min(_EMULATORS, episodes)), config.observation, agents.arguments)
 
 
@@ -268,7 +269,7 @@ class _EpisodeLog:
         """Return the next games, in at most so many groups that begin alike; none if all have started."""
         groups, self._groups = self._groups[:count], self._groups[count:]
         # How long games are is not known before one is over.
-        size = max(1, int(_IN_A_ROW / self.length)) if self.over else 1
+        size = max(1, int(_GROUP_STEPS / self.length)) if self.over else 1
         self._groups += [group[size:] for group in groups if group[size:]]
         return [[Game(number, self._starts[number]) for number in group[:size]] for group in groups]
 
