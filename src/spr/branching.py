@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from spr.environment import Frames
 from spr.playing import Ended, Exploration, Game, Played, Rules
 
+_Shown = tuple[Frames, NDArray[np.bool_]]  # a frame, and whether an episode began with it
+
 
 class Resumable(Played, Protocol):
     """An emulator that can go back."""
@@ -34,7 +36,7 @@ class _Parting(NamedTuple):
     console: Any
     score: float
     length: int
-    seen: tuple[tuple[Frames, NDArray[np.bool_]], ...]  # the last frames, and whether an episode began with them
+    seen: tuple[_Shown, ...]  # the last of what the agent saw
 
 
 class Tree:
@@ -43,7 +45,7 @@ class Tree:
     def __init__(self, emulator: Resumable, rules: Rules, groups: Sequence[Sequence[Game]], stack: int) -> None:
         """Start the group's games; `stack` is how many frames an agent sees at once."""
         self._emulator, self._rules = emulator, rules
-        self._seen: deque[tuple[Frames, NDArray[np.bool_]]] = deque(maxlen=stack)
+        self._seen: deque[_Shown] = deque(maxlen=stack)
         (group,) = groups
         self.go_on({0: group})
 
@@ -55,7 +57,7 @@ class Tree:
         self._together = {game.number: Exploration(self._rules, game.number, own) for game in group}
         self._alone: tuple[int, Exploration] | None = None
         self._parting: _Parting | None = None
-        self._again: deque[tuple[Frames, NDArray[np.bool_]]] = deque()  # what is shown once more, before games go on
+        self._again: deque[_Shown] = deque()  # what is shown once more, before games go on
         self._score, self._length = 0.0, 0
         self._seen.clear()
         self._see(frame, np.ones(1, np.bool_))

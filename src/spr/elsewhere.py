@@ -52,9 +52,11 @@ class Processes:
 
     def alike(self, starts: Sequence[int]) -> list[list[int]]:
         """Games with as many no-ops begin alike, where emulators can go back."""
+        if not self._plain:
+            return [[place] for place in range(len(starts))]
         groups: dict[int, list[int]] = {}
         for place, start in enumerate(starts):
-            groups.setdefault(noops(start) if self._plain else -place, []).append(place)
+            groups.setdefault(noops(start), []).append(place)
         return list(groups.values())
 
     def open(self, where: tuple[int, int], game: str, rules: Rules, groups: Sequence[Sequence[Game]]) -> "DistantRow":

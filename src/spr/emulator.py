@@ -82,11 +82,6 @@ class Emulator:
         self._actions = self._ale.getMinimalActionSet()
         self.own_actions = [len(self._actions)]
 
-    def restart(self, places: Sequence[int], seeds: Sequence[int]) -> Frames:
-        """Start a new game."""
-        assert list(places) == [0]
-        return self.reset(seeds)
-
     def save(self) -> Saved:
         """Return all that the game depends on, but for what the emulator shows."""
         return Saved(self._ale.cloneState(), self._seed, self._lives, self._steps)

@@ -53,14 +53,18 @@ class Played(Protocol):
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start a game in each emulator."""
 
-    def restart(self, places: Sequence[int], seeds: Sequence[int]) -> Frames:
-        """Start new games in some of them."""
-
     def send(self, action: NDArray[np.int64]) -> None:
         """Begin a step of all."""
 
     def recv(self) -> Step:
         """Wait for it."""
+
+
+class Restarted(Played, Protocol):
+    """Emulators that step together, of which some can start new games."""
+
+    def restart(self, places: Sequence[int], seeds: Sequence[int]) -> Frames:
+        """Start new games in some of them."""
 
 
 class Arrays(NamedTuple):
@@ -154,7 +158,7 @@ class Games:
     Groups are of one game each: what these are played by can't go back to where others part (see `branching`).
     """
 
-    def __init__(self, envs: Played, rules: Rules, groups: Sequence[Sequence[Game]]) -> None:
+    def __init__(self, envs: Restarted, rules: Rules, groups: Sequence[Sequence[Game]]) -> None:
         """Start a game in each emulator."""
         self.envs, self._rules = envs, rules
         games = [game for (game,) in groups]
