@@ -268,7 +268,7 @@ def test_games_that_begin_alike_score_the_same_in_a_group_and_by_themselves(monk
     *_, alone = play(config, Agents(games, params, [3, 1, 7]))
     assert grouped == alone
     assert sum(log.steps for log in logs[:3]) < 0.95 * sum(log.steps for log in logs[3:])
-    assert len({score for scores in alone.scores for score in scores}) > 5
+    assert len({score for scores in alone.scores for score in scores}) > 2  # agents that look play differently
 
 
 @pytest.mark.parametrize("preset", ["spr", "spr_noaug"])
