@@ -1,41 +1,68 @@
-"""An emulator in the caller's own thread plays, to the last pixel, what ale-py's vector plays."""
+"""An emulator in the caller's own thread plays what ale-py's vector plays, and its screens become the same frames."""
 
 import numpy as np
 import pytest
+import torch
 from ale_py import ALEInterface
 
 from spr import atari, emulator
 from spr.atari import Atari
-from spr.emulator import Emulator, Screens, noops
+from spr.emulator import TALLEST, Emulator, noops, shows
 from spr.environment import ObservationConfig
 from spr.games import game_names
 from spr.roms import rom_path
+from spr.screens import Resizer
 
+CPU = torch.device("cpu")
 GRAY = ObservationConfig()
+
+
+def resizer(heights, obs=GRAY):
+    """What makes the screens of so many rows of one emulator each smaller."""
+    made = Resizer(len(heights), obs, CPU)
+    for place, height in enumerate(heights):
+        made.lend(place, height)
+    return made
+
+
+def resized(screens, obs=GRAY, made=None):
+    """Make screens [H, 160] smaller: [H', W'] each."""
+    room = np.full((len(screens), 1, 1, TALLEST, 160), 99, np.uint8)  # what is below a screen is not looked at
+    for place, screen in enumerate(screens):
+        room[place, 0, 0, : len(screen)] = screen
+    made = made or resizer([len(screen) for screen in screens], obs)
+    return made(torch.from_numpy(room))[:, 0, 0].numpy()
 
 
 def assert_same_game(game, steps, obs=GRAY, seeds=(5, 2**31 - 1)):
     """Play both with the same random actions; return how many games came to their end."""
-    vector, mine = Atari(game, 1, 1, obs), Emulator(game, Screens(obs))
+    vector, mine = Atari(game, 1, 1, obs), Emulator(game)
     random, over = np.random.default_rng(1), 0
+    made = None
+
+    def smaller(screen):
+        return resized(screen[0], obs, made)[None]
+
     for seed in seeds:
-        assert (mine.reset([seed]) == vector.reset([seed])).all()
+        first = mine.reset([seed])
+        made = made or resizer([mine.height], obs)
+        assert (smaller(first) == vector.reset([seed])).all()
         assert (mine.own_actions, mine.num_actions) == (vector.own_actions, vector.num_actions)
         for step in range(steps):
             action = random.integers(mine.own_actions[0], size=1)
             vector.send(action)
             mine.send(action)
             theirs, ours = vector.recv(), mine.recv()
-            for expected, found in zip(theirs, ours, strict=True):
+            for expected, found in zip(theirs[1:], ours[1:], strict=True):
                 assert expected.dtype == found.dtype
                 assert expected.shape == found.shape
             assert theirs[1:] == ours[1:]
             if ours.game_over[0]:  # the vector has started another game; here somebody must ask for it
                 over += 1
                 fresh = [(seed + step) % 2**31]
-                assert (mine.reset(fresh) == vector.reset(fresh)).all()
+                assert (smaller(mine.reset(fresh)) == vector.reset(fresh)).all()
             else:
-                assert (theirs.frame == ours.frame).all()
+                assert (theirs.frame == smaller(ours.frame)).all()
     return over
 
 
@@ -57,7 +84,7 @@ def test_a_game_depends_neither_on_the_seed_its_rom_was_loaded_with_nor_on_what_
             fresh.loadROM(rom_path(game))
             loaded.append(fresh.cloneState().serialize())  # the whole console but for its random numbers
         assert loaded == loaded[:1] * 3
-        mine = Emulator(game, Screens(GRAY))
+        mine = Emulator(game)
         first, memory = mine.reset([3]).copy(), mine._ale.getRAM().tobytes()
         for action in np.random.default_rng(0).integers(mine.own_actions[0], size=(100, 1)):
             mine.send(action)
@@ -68,7 +95,7 @@ def test_a_game_depends_neither_on_the_seed_its_rom_was_loaded_with_nor_on_what_
 
 def assert_goes_back(game, steps=120, before=150, seed=7):
     """Whatever was played since, from what was saved the same actions lead to the same game, to its end."""
-    mine, random = Emulator(game, Screens(GRAY)), np.random.default_rng(2)
+    mine, random = Emulator(game), np.random.default_rng(2)
     mine.reset([seed])
 
     def run(actions):
@@ -109,7 +136,7 @@ def test_a_game_that_has_not_moved_is_saved_too(game):
 
 def test_a_time_limit_counts_from_the_beginning_of_a_game_that_was_saved(monkeypatch):
     monkeypatch.setattr(emulator, "MAX_FRAMES", 100)
-    mine = Emulator("freeway", Screens(GRAY))
+    mine = Emulator("freeway")
 
     def run(steps):
         over = []
@@ -147,14 +174,14 @@ def test_a_time_limit_ends_games_as_in_the_vector(monkeypatch):
 @pytest.mark.parametrize(("height", "width"), [(96, 70), (44, 44), (83, 61), (105, 100), (209, 159)])
 def test_frames_of_other_sizes_are_the_same(height, width):
     obs = ObservationConfig(height=height, width=width)
-    assert Screens.fit(obs)
+    assert shows(obs)
     assert_same_game("ms_pacman", 40, obs, [3])
 
 
 # Games for European television sets have 250 rows: air_raid is one, and so are some of the ROMs of published scores.
 @pytest.mark.parametrize(("game", "rows"), [("air_raid", 250), ("carnival", 214)])
 def test_games_with_more_rows_are_shown_whole(game, rows):
-    mine = Emulator(game, Screens(GRAY))
+    mine = Emulator(game)
     mine.reset([1])
     assert mine._ale.getScreenDims() == (rows, 160)
     assert_same_game(game, 300)
@@ -163,66 +190,60 @@ def test_games_with_more_rows_are_shown_whole(game, rows):
 @pytest.mark.parametrize("size", [(105, 80), (70, 80), (107, 80), (210, 84), (84, 160), (300, 300)])
 def test_frames_that_opencv_makes_in_other_ways_are_not_shown(size):
     height, width = size
-    assert not Screens.fit(ObservationConfig(height=height, width=width))
+    assert not shows(ObservationConfig(height=height, width=width))
 
 
 def test_no_colours_are_shown():
-    assert not Screens.fit(ObservationConfig(channels=3))
-
-
-def resized(frame, screens=None, place=0):
-    """Show a frame, and return the smaller one, [84, 84]."""
-    screens = screens or Screens(GRAY)
-    screens.show(place, frame[None])
-    return screens.frame(place)[0, 0]
+    assert not shows(ObservationConfig(channels=3))
 
 
 def test_a_smaller_pixel_is_the_mean_of_the_area_that_it_covers():
     """Of 210 rows every 2.5 make one, of 160 columns every 40/21."""
-    frame = np.zeros((210, 160), np.uint8)
-    frame[2, :] = 200
-    small = resized(frame)
+    rows, columns = np.zeros((2, 210, 160), np.uint8)
+    rows[2, :], columns[:, 0] = 200, 200
+    small, other = resized([rows, columns])
     assert (small[0] == 40).all()  # half of row 2: a fifth of 2.5 rows
     assert (small[1] == 40).all()
     assert not small[2:].any()
-    frame[:], frame[:, 0] = 0, 200
-    small = resized(frame)
-    assert (small[:, 0] == 105).all()  # 200 * 21 / 40
-    assert not small[:, 1:].any()
+    assert (other[:, 0] == 105).all()  # 200 * 21 / 40
+    assert not other[:, 1:].any()
 
 
-def test_of_two_frames_the_brighter_pixels_are_shown():
-    random, screens = np.random.default_rng(0), Screens(GRAY)
-    two = random.integers(256, size=(2, 210, 160), dtype=np.uint8)
-    screens.show(0, two)
-    assert (screens.frame(0)[0, 0] == resized(two.max(0))).all()
+def test_screens_of_several_heights_are_made_smaller_side_by_side():
+    random = np.random.default_rng(0)
+    screens = [random.integers(256, size=(rows, 160), dtype=np.uint8) for rows in (210, 250, 214, 210)]
+    together = resized(screens)
+    for screen, found in zip(screens, together, strict=True):
+        assert (found == resized([screen])[0]).all()
 
 
-def test_rows_that_look_as_before_are_kept_and_no_others():
-    """Whatever was shown before, and beside it, a frame is made smaller as by somebody who sees it first and alone."""
-    random, screens = np.random.default_rng(0), Screens(GRAY, 3)
-    frames = random.integers(256, size=(3, 210, 160), dtype=np.uint8)
-    seen, last = set(), {}
-    for _ in range(50):
-        shown = random.permutation(3)[: random.integers(1, 4)]
-        for place in shown:
-            row, column = random.integers([210, 160])
-            frames[place, row : row + random.integers(8), column : column + random.integers(8)] = random.integers(256)
-            screens.show(place, frames[place][None])
-            last[place] = frames[place].copy()
-        seen.update(shown.tolist())
-        for place in seen:
-            assert (screens.frame(place)[0, 0] == resized(last[place])).all()
+def test_a_row_of_emulators_can_go_on_with_a_game_of_another_height():
+    random = np.random.default_rng(0)
+    made = resizer([210])
+    for rows in (250, 210, 214):
+        screen = random.integers(256, size=(rows, 160), dtype=np.uint8)
+        made.lend(0, rows)
+        assert (resized([screen], made=made) == resized([screen])).all()
 
 
-def test_a_process_can_go_on_with_a_game_of_another_height():
-    random, screens = np.random.default_rng(0), Screens(GRAY, 2)
-    for rows in (210, 250, 214, 210):
-        black = np.zeros((rows, 160), np.uint8)
-        assert not resized(black, screens).any()  # nothing is left of the game before
-        frames = random.integers(256, size=(2, rows, 160), dtype=np.uint8)
-        for place in (0, 1):
-            assert (resized(frames[place], screens, place) == resized(frames[place])).all()
+def test_a_screen_is_the_brighter_of_the_last_two_frames_of_a_step():
+    mine = Emulator("pong")
+    mine.reset([1])
+    mine.send(np.zeros(1, np.int64))
+    assert (mine.recv().frame[0, 0] == mine._two.max(0)).all()
+    other = Emulator("pong")
+    other.reset([1])
+    frames = []
+    for _ in range(4):
+        other._ale.act(other._actions[0])
+        frames.append(other._ale.getScreenGrayscale().reshape(210, 160))
+    assert (mine.recv().frame[0, 0] == np.maximum(*frames[-2:])).all()
+
+
+def test_screens_that_do_not_fit_are_refused(monkeypatch):
+    monkeypatch.setattr(emulator, "TALLEST", 209)
+    with pytest.raises(ValueError, match="pong has 210 rows of 160 pixels, more than 209 of 160"):
+        Emulator("pong").reset([1])
 
 
 def test_numbers_of_no_ops_are_drawn_as_by_the_c_library():
@@ -242,7 +263,7 @@ def test_numbers_of_no_ops_are_drawn_as_by_the_c_library():
 
 
 def test_an_action_that_the_game_lacks_is_refused():
-    mine = Emulator("pong", Screens(GRAY))
+    mine = Emulator("pong")
     mine.reset([1])
     with pytest.raises(ValueError, match="pong has 6 actions, and 6 was chosen"):
         mine.send(np.array([6]))

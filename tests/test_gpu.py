@@ -10,16 +10,19 @@ import spr
 from spr import evaluation, fused, resume
 from spr.actor import ActStep
 from spr.elsewhere import Processes
+from spr.emulator import TALLEST
 from spr.environment import Step
 from spr.envs import make, make_each
 from spr.evaluation import Agents, play
 from spr.fleet import assemble
 from spr.games import game_names
+from spr.graphs import Inbox, captured
 from spr.hardware import tune
 from spr.learner import Learner, UpdateRunner
 from spr.methods import PRESETS, preset_config
 from spr.resets import reset
 from spr.schedules import fill
+from spr.screens import Resizer
 from spr.training import Training, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -245,6 +248,22 @@ def test_an_evaluation_is_played_as_on_a_cpu():
     *_, expected = play(config, Agents(["catch"] * 3, params, [3, 1, 7]))
     *_, scores = play(config, Agents(["catch"] * 3, {name: p.to(GPU) for name, p in params.items()}, [3, 1, 7]))
     assert scores == expected
+
+
+def test_screens_are_made_smaller_on_a_gpu_as_on_a_cpu():
+    """To the last bit: there as in ale-py's vector, so here too; captured, as an evaluation does it."""
+    heights, frames = (210, 250, 214, 210), []
+    screens = np.random.default_rng(0).integers(256, size=(4, 5, 3, 1, TALLEST, 160), dtype=np.uint8)
+    for device in (torch.device("cpu"), GPU):
+        resizer, inbox = Resizer(5, preset_config("spr").observation, device), Inbox(device, {"screen": screens[0]})
+        act = captured(lambda resizer=resizer, inbox=inbox: resizer(inbox["screen"]), device)
+        for turn in range(8):  # from the fourth on by replaying
+            height = heights[turn % 4]
+            for place in range(5):
+                resizer.lend(place, height if place == turn % 5 else 210)
+            inbox.send(screen=screens[turn % 4])
+            frames.append(act().cpu().clone())
+    assert all(torch.equal(here, there) for here, there in zip(frames[:8], frames[8:], strict=True))
 
 
 def test_games_that_begin_alike_score_the_same_in_a_group_and_by_themselves(monkeypatch):

@@ -117,5 +117,6 @@ class Tree:
         self.frame, self.is_first = self._again.popleft()
 
     def _see(self, frame: Frames, is_first: NDArray[np.bool_]) -> None:
-        self.frame, self.is_first = frame.copy(), is_first
-        self._seen.append((self.frame, is_first))
+        self.frame, self.is_first = frame, is_first
+        if len(self._together) > 1 and self._alone is None:  # some may come back to it
+            self._seen.append((frame.copy(), is_first))

@@ -3,8 +3,9 @@
 An emulator is made while Python's lock is held, and what Python does beside a step is a good part of it: one process
 can't feed as many emulators as a GPU's machine has cores for. So the games are played (see `playing`) by processes of
 little weight, in which nothing heavy is imported, and this one only selects actions. Arrays lie in memory that all of
-them see; a message each way begins and ends a step.
-Shapes: H halves of R rows of E emulators, each row in one process; frames are [C, H, W].
+them see; a message each way begins and ends a step. What they show are the console's screens, or frames where these
+can't be made of screens (see `screens`).
+Shapes: H halves of R rows of E emulators, each row in one process; frames are [C, H, W], screens [1, 250, 160].
 """
 
 import json
@@ -22,9 +23,9 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from spr.atari import Atari
+from spr.atari import WIDTH, Atari
 from spr.branching import Tree
-from spr.emulator import Emulator, Screens, noops
+from spr.emulator import TALLEST, Emulator, noops, shows
 from spr.environment import ObservationConfig
 from spr.errors import EnvironmentFault, UserError
 from spr.playing import Arrays, Ended, Game, Games, Rules
@@ -44,7 +45,7 @@ class Processes:
         """Take memory for so many halves, rows and emulators; no process is started yet."""
         self._memory = os.memfd_create("emulators")
         self.arrays = _shared(self._memory, shape, obs)
-        self._plain = Screens.fit(obs)
+        self._plain = shows(obs)
         self._told = [str(self._memory), json.dumps(shape), json.dumps(asdict(obs))]
         self._idle: list[_Process] = []
         self._started: list[_Process] = []
@@ -131,6 +132,7 @@ class DistantRow:
 
     own_actions: int  # of its game, known once it has started
     num_actions: int
+    height: int | None
 
     def __init__(self, process: _Process, idle: list[_Process], start: dict[str, Any]) -> None:
         """Give the order to start."""
@@ -174,6 +176,7 @@ class DistantRow:
             raise EnvironmentFault(0, f"an emulator failed: {answer['failed']}")
         if "own_actions" in answer:
             self.own_actions, self.num_actions = answer["own_actions"], answer["num_actions"]
+            self.height = answer["height"]
         self.idle = answer["idle"]
         return [Ended(*ended) for ended in answer["ended"]]
 
@@ -184,7 +187,8 @@ class DistantRow:
 
 def _shared(memory: int, shape: tuple[int, int, int], obs: ObservationConfig) -> Arrays:
     """Return the arrays that all processes see."""
-    kinds = [("frame", np.dtype(np.uint8), obs.frame), ("is_first", np.dtype(np.bool_), ())]
+    shown = (1, TALLEST, WIDTH) if shows(obs) else obs.frame
+    kinds = [("frame", np.dtype(np.uint8), shown), ("is_first", np.dtype(np.bool_), ())]
     kinds.append(("action", np.dtype(np.int64), ()))
     layout = np.dtype([(name, dtype, (*shape, *item)) for name, dtype, item in kinds], align=True)
     os.ftruncate(memory, layout.itemsize)
@@ -198,7 +202,6 @@ class _Server:
     def __init__(self, arrays: Arrays, obs: ObservationConfig) -> None:
         self._arrays, self._obs = arrays, obs  # of all rows, until it is told which is its own
         self._mine = arrays
-        self._screens = Screens(obs, arrays.action.shape[-1])
         self._game = ""
         self._emulators: list[Emulator | Atari] = []  # of that game
         self._games: list[Games | Tree] = []  # of each place
@@ -226,34 +229,33 @@ class _Server:
                 self._show(int(place))
         first = self._emulators[0]
         facts = {"own_actions": (first.own_actions or [first.num_actions])[0], "num_actions": first.num_actions}
-        return {**facts, "ended": [], "idle": self._idle}
+        height = first.height if isinstance(first, Emulator) else None
+        return {**facts, "height": height, "ended": [], "idle": self._idle}
 
     @property
     def _idle(self) -> list[int]:
         return [place for place, games in enumerate(self._games) if games.idle]
 
     def _step(self) -> list[Ended]:
-        playing = [place for place, games in enumerate(self._games) if not games.idle]
-        for place in playing:
-            self._games[place].send(self._mine.action[place : place + 1])
         ended: list[Ended] = []
-        for place in playing:
-            ended += self._games[place].recv()
-            self._show(place)
+        for place, games in enumerate(self._games):
+            if not games.idle:
+                games.send(self._mine.action[place : place + 1])
+                ended += games.recv()
+                self._show(place)
         return ended
 
     def _show(self, place: int) -> None:
         games = self._games[place]
-        self._mine.frame[place], self._mine.is_first[place] = games.frame[0], games.is_first[0]
+        (frame,) = games.frame  # a screen may have fewer rows than there is room for
+        self._mine.frame[place, :, : frame.shape[1]], self._mine.is_first[place] = frame, games.is_first[0]
 
     def _open(self, game: str, where: tuple[int, int], rules: Rules, groups: list[list[Game]]) -> None:
         if self._game != game:
             self._emulators.clear()
             self._game = game
         while len(self._emulators) < len(groups):
-            place = len(self._emulators)
-            plain = Screens.fit(self._obs)
-            self._emulators.append(Emulator(game, self._screens, place) if plain else Atari(game, 1, 1, self._obs))
+            self._emulators.append(Emulator(game) if shows(self._obs) else Atari(game, 1, 1, self._obs))
         self._mine = Arrays(*(array[where][: len(groups)] for array in self._arrays))
         self._games = [
             Tree(emulator, rules, [group], self._obs.stack) if isinstance(emulator, Emulator)

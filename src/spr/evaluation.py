@@ -27,6 +27,7 @@ from spr.gym_envs import Argument
 from spr.hardware import cores
 from spr.networks import crop_actions, networks_without_weights, num_actions_of, pad_actions, valid_actions
 from spr.playing import Arrays, Ended, Game, Games, Home, Row, Rules
+from spr.screens import Resizer
 
 _EMULATORS = 2  # of a row in this process: few, since all of them step until the last of their games is over
 _THREADS = 1  # of such a row
@@ -75,8 +76,12 @@ def play(config: Config, agents: Agents, epsilon: float | None = None) -> Iterat
         places = home.arrays.action.size if home.idle_rest else 0
         halves = [_Half(i, rows, logs, open_row, places) for i in range(2)]
         _start(halves, rows, home, logs)
-        params, valid = _with_room(config, games, params, dict(seat for half in halves for seat in half.seats.values()))
-        choices = [_Choice(config, params, valid, Arrays(*(array[i] for array in home.arrays))) for i in range(2)]
+        started = dict(seat for half in halves for seat in half.seats.values())  # a row of every agent's
+        params, valid = _with_room(config, games, params, started)
+        heights = [started[i].height for i in range(len(games))]
+        choices = [
+            _Choice(config, params, valid, heights, Arrays(*(array[i] for array in home.arrays))) for i in range(2)
+        ]
         while any(half.seats for half in halves):
             for half, choice in zip(halves, choices, strict=True):
                 home.look(wait=False)
@@ -199,6 +204,10 @@ class _Row:
         """How many of them its game has, if it may have fewer."""
         own = self._games.envs.own_actions
         return own[0] if own else None
+
+    @property
+    def height(self) -> None:
+        """It shows frames."""
 
     @property
     def idle(self) -> list[int]:
@@ -368,7 +377,15 @@ class _Half:
 class _Choice:
     """The actions of half of the rows, [R, E]: what they see, and the parameters of the agent that each is lent to."""
 
-    def __init__(self, config: Config, params: dict[str, Tensor], valid: Tensor | None, arrays: Arrays) -> None:
+    def __init__(
+        self,
+        config: Config,
+        params: dict[str, Tensor],
+        valid: Tensor | None,
+        heights: Sequence[int | None],
+        arrays: Arrays,
+    ) -> None:
+        """No row has been lent yet. `heights` are those of the agents' screens, or None where frames are shown."""
         shape = arrays.action.shape
         device = next(iter(params.values())).device
         room = num_actions_of(config, {name: p.shape for name, p in params.items()})
@@ -379,12 +396,16 @@ class _Choice:
         self._lent = {name: p.new_zeros((shape[0], *p.shape[1:])) for name, p in self._agents.items()}
         self._valid = valid
         self._lent_valid = None if valid is None else valid.new_zeros((shape[0], room))
+        self._heights = heights
+        resizer = None if None in heights else Resizer(shape[0], config.observation, device)
+        self._resizer = resizer
         self._whose = [-1] * shape[0]
         self._moved = np.zeros(shape[0], np.bool_)
         inbox = Inbox(device, {"frame": arrays.frame, "is_first": arrays.is_first, "moved": self._moved})
 
         def act() -> Tensor:
-            actor.observe(inbox["frame"], inbox["is_first"], inbox["moved"])
+            shown = inbox["frame"]
+            actor.observe(shown if resizer is None else resizer(shown), inbox["is_first"], inbox["moved"])
             return actor.greedy(self._lent, noise=(), valid=self._lent_valid)
 
         self._inbox, self._outbox = inbox, Outbox(device)
@@ -398,13 +419,16 @@ class _Choice:
         places = list(ready)
         self._moved[:] = False
         self._moved[places] = True
-        # Rows at work may write their frames meanwhile; what they have not finished is not looked at.
-        self._inbox.send(frame=self._arrays.frame, is_first=self._arrays.is_first, moved=self._moved)
+        # Rows at work may write meanwhile; what they have not finished is not looked at.
+        self._inbox.send_some("frame", places, self._arrays.frame)
+        self._inbox.send(is_first=self._arrays.is_first, moved=self._moved)
         self._outbox.post(self._act())
         self._arrays.action[places] = self._outbox.read()[places]
 
     def _lend(self, place: int, agent: int) -> None:
         self._whose[place] = agent
+        if self._resizer is not None and (height := self._heights[agent]) is not None:
+            self._resizer.lend(place, height)
         for name, p in self._agents.items():
             self._lent[name][place].copy_(p[agent])
         if self._valid is not None and self._lent_valid is not None:

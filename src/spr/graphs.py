@@ -4,7 +4,7 @@ A GPU finishes the small kernels of one update faster than Python can launch the
 and then recorded once as a CUDA graph, which one call replays; everything that changes lies in device memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -99,6 +99,13 @@ class Inbox:
         for name, array in arrays.items():
             np.copyto(self._host[name].numpy(), array)
             self._device[name].copy_(self._host[name], non_blocking=True)
+
+    def send_some(self, name: str, places: Iterable[int], array: NDArray[Any]) -> None:
+        """Send new contents of some places, the first dimension's; the others keep theirs."""
+        host = self._host[name].numpy()
+        for place in places:
+            host[place] = array[place]
+        self._device[name].copy_(self._host[name], non_blocking=True)
 
 
 class Outbox:

@@ -70,7 +70,7 @@ class Restarted(Played, Protocol):
 class Arrays(NamedTuple):
     """What emulators show, and what they are to do: [..., E] each, of any number of rows."""
 
-    frame: NDArray[np.uint8]  # [..., E, C, H, W]
+    frame: NDArray[np.uint8]  # [..., E, C, H, W]; or the console's screens
     is_first: NDArray[np.bool_]
     action: NDArray[np.int64]
 
@@ -85,6 +85,10 @@ class Row(Protocol):
     @property
     def own_actions(self) -> int | None:
         """How many of them its game has, if it may have fewer."""
+
+    @property
+    def height(self) -> int | None:
+        """How many rows its screens have, if it shows those of the console, and no frames."""
 
     @property
     def idle(self) -> list[int]:
