@@ -6,6 +6,7 @@ import torch
 from conftest import CPU, LITTLE_FRAMES, as_options
 
 from spr import evaluation as evaluate
+from spr import here as nearby
 from spr.actor import Actor
 from spr.cli import main
 from spr.config import Config
@@ -14,6 +15,7 @@ from spr.environment import ObservationConfig, Step
 from spr.envs import make
 from spr.errors import EnvironmentFault, UserError
 from spr.evaluation import Agents, play
+from spr.here import Here
 from spr.learner import Learner
 from spr.networks import Networks, crop_actions, pad_actions
 from spr.playing import Game, Rules
@@ -67,7 +69,7 @@ def agents(seeds, config):
 @pytest.mark.parametrize(("games", "row", "worth"), [(10, 4, 0), (3, 4, 0), (1, 4, 0), (30, 5, 0), (30, 2, 10**9)])
 def test_every_game_begun_is_finished_and_counts_whatever_its_length(monkeypatch, games, row, worth):
     """Rows that are free go to other agents or to none; either way each game is the one of its number."""
-    monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Lengths(count))  # noqa: ARG005
+    monkeypatch.setattr(nearby, "make", lambda _, count, *more: Lengths(count))  # noqa: ARG005
     monkeypatch.setattr(evaluate, "_EMULATORS", row)
     monkeypatch.setattr(evaluate, "_WORTH_STARTING", worth)
     config = Config().override({"evaluation.episodes": games, "network.hidden": 4})
@@ -86,7 +88,7 @@ def test_long_games_count_as_often_as_they_begin(monkeypatch):
         def length(self, random):
             return 40 if random.random() < 0.25 else 4
 
-    monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Uneven(count))  # noqa: ARG005
+    monkeypatch.setattr(nearby, "make", lambda _, count, *more: Uneven(count))  # noqa: ARG005
     config = Config().override({"evaluation.episodes": 20, "network.hidden": 4})
     seeds = list(range(30))
     params = {name: p.expand(len(seeds), *p.shape[1:]) for name, p in agents([0], config).items()}
@@ -107,7 +109,7 @@ def test_an_evaluation_left_early_closes_every_emulator(monkeypatch):
         def close(self):
             self.closed += 1
 
-    monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Closing(count))  # noqa: ARG005
+    monkeypatch.setattr(nearby, "make", lambda _, count, *more: Closing(count))  # noqa: ARG005
     config = Config().override({"evaluation.episodes": 12, "network.hidden": 4})
     games = play(config, Agents(["any"] * 2, agents([0, 5], config), [0, 5]))
     for _ in range(5):
@@ -131,22 +133,44 @@ def atari(games, config, room=18):
     return {name: torch.stack([agent[name] for agent in params]) for name in params[0]}
 
 
+def looking(params):
+    """Networks that look: as they are drawn, they choose one action whatever they see."""
+    return {name: 0 * p if "bias" in name else 3 * p for name, p in params.items()}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("channels", "games"), [(1, ["air_raid", "breakout", "alien"]), (3, ["breakout"])])
-def test_emulators_in_processes_of_their_own_play_the_same_games(monkeypatch, channels, games):
-    """Games of other lengths, heights (air_raid) and numbers of actions; freed processes go on with another game."""
-    changes = {"evaluation.episodes": 9, "evaluation.epsilon": 0.5, "evaluation.max_steps": 60, "network.hidden": 4}
+@pytest.mark.parametrize(
+    ("channels", "games", "heights"),
+    [(1, ["air_raid", "carnival", "alien"], {210, 214, 250}), (3, ["breakout"], {None})],
+)
+def test_emulators_in_processes_of_their_own_play_the_same_games(monkeypatch, channels, games, heights):
+    """Games of other heights and numbers of actions; processes of agents with few games go on with those of another."""
+    changes = {"evaluation.episodes": 9, "evaluation.epsilon": 0.05, "evaluation.max_steps": 90, "network.hidden": 8}
     config = Config().override(changes | LITTLE_FRAMES | {"observation.channels": channels})
     monkeypatch.setattr(evaluate, "cores", lambda: 2)
     monkeypatch.setattr(evaluate, "_WORTH_STARTING", 0)
-    agents = Agents(games, atari(games, config), [0, 5, 7][: len(games)])
+    torch.manual_seed(0)
+    seeds, count = [0, 5, 7][: len(games)], {0: 4, 5: 9, 7: 2}
+    seeds_for = evaluate.seeds_for
+    monkeypatch.setattr(evaluate, "seeds_for", lambda seed, what, _: seeds_for(seed, what, count[seed]))
+    agents = Agents(games, looking(atari(games, config)), seeds)
     *_, here = play(config, agents)
-    monkeypatch.setattr(evaluate, "_home", lambda config, _, rows: Processes((2, rows, 3), config.observation))
+    monkeypatch.setattr(evaluate, "_home", lambda config, _, rows: Processes((2, rows, 1), config.observation))
+    lend, lent = evaluate._Choice._lend, {}
+
+    def noted(self, place, agent):
+        lent.setdefault((self, place), []).append(self._heights[agent])
+        lend(self, place, agent)
+
+    monkeypatch.setattr(evaluate._Choice, "_lend", noted)
     *_, apart = play(config, agents)
     assert apart.scores == here.scores
     assert apart.lengths == here.lengths
-    assert apart.finished == here.finished == 9 * len(games)
-    assert {length for lengths in here.lengths for length in lengths if length > 1} >= {60}  # cut there
+    assert apart.finished == here.finished == sum(count[seed] for seed in seeds)
+    assert {height for row in lent.values() for height in row} == heights
+    if len(games) > 1:
+        assert any(len(set(row)) > 1 for row in lent.values())
+        assert len({score for scores in here.scores for score in scores}) > 5
 
 
 @pytest.mark.slow
@@ -162,9 +186,7 @@ def test_games_that_begin_alike_are_played_in_groups_and_score_the_same(monkeypa
     config = Config().override(changes | LITTLE_FRAMES)
     monkeypatch.setattr(evaluate, "cores", lambda: 2)
     torch.manual_seed(0)
-    # As they are drawn, networks choose one action whatever they see; these look.
-    looking = {name: 0 * p if "bias" in name else 3 * p for name, p in atari(["alien"], config).items()}
-    agents = Agents(["alien"], looking, [3])
+    agents = Agents(["alien"], looking(atari(["alien"], config)), [3])
     *_, here = play(config, agents)
     monkeypatch.setattr(evaluate, "_EpisodeLog", Kept)
     monkeypatch.setattr(evaluate, "_home", lambda config, _, rows: Processes((2, rows, 2), config.observation))
@@ -258,7 +280,7 @@ def test_a_game_that_never_ends_is_over_after_some_steps(monkeypatch):
         def length(self, random):
             return random.integers(1, 30) if random.random() < 0.5 else 10**9
 
-    monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Endless(count))  # noqa: ARG005
+    monkeypatch.setattr(nearby, "make", lambda _, count, *more: Endless(count))  # noqa: ARG005
     config = Config().override({"evaluation.episodes": 12, "evaluation.max_steps": 40, "network.hidden": 4})
     *_, last = play(config, Agents(["any"], agents([0], config), [0]))
     starts = evaluate.seeds_for(0, "evaluate", 12)
@@ -295,7 +317,7 @@ def test_rows_that_are_free_go_to_the_agent_with_the_most_left(monkeypatch):
             steps.append(self.count)
             return super().recv()
 
-    monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Slow(count))  # noqa: ARG005
+    monkeypatch.setattr(nearby, "make", lambda _, count, *more: Slow(count))  # noqa: ARG005
     config = Config().override({"evaluation.episodes": 32, "network.hidden": 4})
     monkeypatch.setattr(evaluate, "_WORTH_STARTING", 100)
     monkeypatch.setattr(evaluate, "_EMULATORS", 4)
@@ -322,8 +344,8 @@ def test_very_long_games_do_not_start_last_where_idle_emulators_rest(monkeypatch
             started.extend([self.slow] * len(places))
             return super().restart(places, seeds)
 
-    monkeypatch.setattr(evaluate, "make", lambda _, count, *more: Noted(count))  # noqa: ARG005
-    monkeypatch.setattr(evaluate._Here, "idle_rest", rest)
+    monkeypatch.setattr(nearby, "make", lambda _, count, *more: Noted(count))  # noqa: ARG005
+    monkeypatch.setattr(Here, "idle_rest", rest)
     monkeypatch.setattr(evaluate, "_EMULATORS", 4)
     monkeypatch.setattr(evaluate, "_WORTH_STARTING", 500)  # more than the short games take that are left then
     monkeypatch.setattr(evaluate, "cores", lambda: 2)

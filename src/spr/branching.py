@@ -4,7 +4,7 @@ Nothing is left to chance but the no-ops before a game and the steps that explor
 as many no-ops are one game until one of them explores. They are played as one until then; the console is kept as it is,
 that game is played to its end, and the others go on from where it left them. What ends before any of them explores has
 ended for all of them. The shorter the games and the smaller epsilon, the more is spared.
-Shapes: one emulator, so arrays are [1, ...]; frames are [C, H, W].
+Shapes: one emulator, so arrays are [1, ...]; frames are [C, H, W], or the console's screens.
 """
 
 from collections import deque
@@ -117,6 +117,7 @@ class Tree:
         self.frame, self.is_first = self._again.popleft()
 
     def _see(self, frame: Frames, is_first: NDArray[np.bool_]) -> None:
+        """Show a frame: the emulator's own array, good until it steps again."""
         self.frame, self.is_first = frame, is_first
         if len(self._together) > 1 and self._alone is None:  # some may come back to it
             self._seen.append((frame.copy(), is_first))

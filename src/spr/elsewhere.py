@@ -237,12 +237,13 @@ class _Server:
         return [place for place, games in enumerate(self._games) if games.idle]
 
     def _step(self) -> list[Ended]:
+        playing = [place for place, games in enumerate(self._games) if not games.idle]
+        for place in playing:  # first all of them: `Atari` hands its step to a thread
+            self._games[place].send(self._mine.action[place : place + 1])
         ended: list[Ended] = []
-        for place, games in enumerate(self._games):
-            if not games.idle:
-                games.send(self._mine.action[place : place + 1])
-                ended += games.recv()
-                self._show(place)
+        for place in playing:
+            ended += self._games[place].recv()
+            self._show(place)
         return ended
 
     def _show(self, place: int) -> None:

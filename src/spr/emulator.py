@@ -3,8 +3,8 @@
 ale-py's vector hands every step to a thread, steps all of its emulators together and resizes every frame. Where a
 process has a few emulators of its own (see `elsewhere`), nothing is handed over here, an emulator steps only if it is
 told to, and it shows the console's gray screens as they are: whoever has a GPU makes them smaller there (see
-`screens`), which takes a fifth of a step's time here.
-Screens are [1, 1, H, 160]; most games have 210 rows, and those for European television sets 250.
+`screens`).
+Screens are [1, 1, H, 160]; most games have 210 rows, and those for European television sets up to 250.
 """
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ class Emulator:
         self._loaded = self._ale.cloneState()
         height, width = self._ale.getScreenDims()
         if height > TALLEST or width != WIDTH:
-            raise ValueError(f"{self._game} has {height} rows of {width} pixels, more than {TALLEST} of {WIDTH}")
+            raise ValueError(f"{self._game} has {height} rows of {width} pixels, not {TALLEST} of {WIDTH} at most")
         self._two = np.zeros((2, height, width), np.uint8)
         self._screen = np.zeros((1, 1, height, width), np.uint8)
         self._actions = self._ale.getMinimalActionSet()

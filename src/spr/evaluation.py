@@ -1,15 +1,12 @@
 """Owns the protocol's evaluation: a fixed number of whole games per agent, each counted from before its first move.
 
 Games do not depend on each other (see `playing`). So agents score the same in any company, and games are played
-wherever and whenever a core is free: by emulators in this process, or beside a GPU in processes of their own (see
-`elsewhere`).
+wherever and whenever a core is free: by emulators in this process (see `here`), or beside a GPU in processes of their
+own (see `elsewhere`).
 Shapes: S agents, R rows of E emulators, each row lent to one agent; A actions; frames are [C, H, W].
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
-from concurrent.futures import wait as first_of
-from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -19,18 +16,18 @@ from torch import Tensor
 from spr.actor import Actor
 from spr.config import Config
 from spr.elsewhere import Processes
-from spr.environment import Envs, ObservationConfig, seeds_for
-from spr.envs import family, make
+from spr.environment import seeds_for
+from spr.envs import family
 from spr.errors import UserError
 from spr.graphs import Inbox, Outbox, captured
 from spr.gym_envs import Argument
 from spr.hardware import cores
+from spr.here import Here
 from spr.networks import crop_actions, networks_without_weights, num_actions_of, pad_actions, valid_actions
-from spr.playing import Arrays, Ended, Game, Games, Home, Row, Rules
+from spr.playing import Arrays, Ended, Game, Home, Row, Rules
 from spr.screens import Resizer
 
 _EMULATORS = 2  # of a row in this process: few, since all of them step until the last of their games is over
-_THREADS = 1  # of such a row
 _IN_A_PROCESS = 3  # emulators: they share messages, and one after another they take longer to end the last games
 _WORTH_STARTING = 2_000  # steps that an agent must have left to play: a row's emulators take a third as long to start
 _GROUP_STEPS = 8_000  # steps that games played in a group may take: long ones share little, and would be waited for
@@ -133,128 +130,7 @@ def _home(config: Config, agents: Agents, rows: int) -> Home:
         # and others must be left to be played in groups.
         most = len(agents.games) * episodes // (3 * 2 * rows)
         return Processes((2, rows, max(1, min(_IN_A_PROCESS, most))), config.observation)
-    return _Here((2, rows, min(_EMULATORS, episodes)), config.observation, agents.arguments)
-
-
-class _Here:
-    """Emulators in this process; a pool of threads starts games, which takes a while, and the others play on."""
-
-    idle_rest = False
-
-    def __init__(self, shape: tuple[int, int, int], obs: ObservationConfig, arguments: Mapping[str, Argument]) -> None:
-        self._obs, self._arguments = obs, arguments
-        self.arrays = Arrays(
-            np.zeros((*shape, *obs.frame), np.uint8), np.ones(shape, np.bool_), np.zeros(shape, np.int64)
-        )
-        self._pool = ThreadPoolExecutor(max(2, cores() // 2))
-        self._rows: list[_Row] = []
-
-    def alike(self, starts: Sequence[int]) -> list[list[int]]:
-        """Every game is played by itself: environments can't go back."""
-        return [[place] for place in range(len(starts))]
-
-    def open(self, where: tuple[int, int], game: str, rules: Rules, groups: Sequence[Sequence[Game]]) -> "_Row":
-        """Begin to make a row's emulators and to start their games."""
-        make_envs = partial(make, game, len(groups), _THREADS, self._obs, self._arguments)
-        mine = Arrays(*(array[where][: len(groups)] for array in self.arrays))
-        self._rows.append(row := _Row(mine, self._pool, make_envs, rules, groups))
-        return row
-
-    def look(self, wait: bool) -> None:
-        """Rows know themselves whether they are done; wait for games to start, if no row steps."""
-        starting = [row.starting for row in self._rows if row.starting is not None]
-        if wait and starting and not any(row.stepping for row in self._rows):
-            first_of(starting, return_when=FIRST_COMPLETED)
-
-    def close(self) -> None:
-        """Release every emulator."""
-        self._pool.shutdown(cancel_futures=True)
-        for row in self._rows:
-            row.close()
-
-
-class _Row:
-    """Emulators of one agent in this process that step together: busy from every order until `take` is over."""
-
-    def __init__(
-        self,
-        arrays: Arrays,
-        pool: ThreadPoolExecutor,
-        make_envs: Callable[[], Envs],
-        rules: Rules,
-        groups: Sequence[Sequence[Game]],
-    ) -> None:
-        self._arrays, self._pool = arrays, pool
-        self._envs: Envs | None = None
-        self._games: Games
-        self.stepping = False
-        self.starting: Future[None] | None = pool.submit(self._start, make_envs, rules, groups)
-
-    def _start(self, make_envs: Callable[[], Envs], rules: Rules, groups: Sequence[Sequence[Game]]) -> None:
-        self._envs = make_envs()
-        self._games = Games(self._envs, rules, groups)
-
-    @property
-    def num_actions(self) -> int:
-        """How many actions an agent has room for."""
-        return self._games.envs.num_actions
-
-    @property
-    def own_actions(self) -> int | None:
-        """How many of them its game has, if it may have fewer."""
-        own = self._games.envs.own_actions
-        return own[0] if own else None
-
-    @property
-    def height(self) -> None:
-        """It shows frames."""
-
-    @property
-    def idle(self) -> list[int]:
-        """The places that have no game left."""
-        return self._games.idle
-
-    @property
-    def playing(self) -> int:
-        """How many places have one."""
-        return len(self._arrays.action) - len(self.idle)
-
-    @property
-    def over(self) -> bool:
-        """Whether no game is left at all."""
-        return self.playing == 0
-
-    @property
-    def done(self) -> bool:
-        """Whether its games have started; a step is waited for."""
-        return self.starting is None or self.starting.done()
-
-    def go_on(self, groups: Mapping[int, Sequence[Game]]) -> None:
-        """Begin to start other games in some places."""
-        self.starting = self._pool.submit(self._games.go_on, groups)
-
-    def send(self) -> None:
-        """Begin a step, with the actions that lie in its places."""
-        self._games.send(self._arrays.action)
-        self.stepping = True
-
-    def take(self) -> list[Ended]:
-        """Wait for what was begun last, and return the games that ended by it; what went wrong is raised."""
-        ended: list[Ended] = []
-        if self.starting is None:
-            ended = self._games.recv()
-            self.stepping = False
-        else:
-            self.starting.result()
-            self.starting = None
-        self._arrays.frame[:], self._arrays.is_first[:] = self._games.frame, self._games.is_first
-        return ended
-
-    def close(self) -> None:
-        """Release the emulators, once."""
-        if self._envs is not None:
-            self._envs.close()
-            self._envs = None
+    return Here((2, rows, min(_EMULATORS, episodes)), config.observation, agents.arguments)
 
 
 class _EpisodeLog:

@@ -102,10 +102,10 @@ class Inbox:
 
     def send_some(self, name: str, places: Iterable[int], array: NDArray[Any]) -> None:
         """Send new contents of some places, the first dimension's; the others keep theirs."""
-        host = self._host[name].numpy()
+        host, there = self._host[name], self._device[name]
         for place in places:
-            host[place] = array[place]
-        self._device[name].copy_(self._host[name], non_blocking=True)
+            np.copyto(host[place].numpy(), array[place])
+            there[place].copy_(host[place], non_blocking=True)
 
 
 class Outbox:

@@ -28,27 +28,27 @@ class Resizer:
         columns, across = taps(WIDTH, obs.width)
         self._columns, self._across = torch.from_numpy(columns).to(device), torch.from_numpy(across).to(device)
         most = ceil(TALLEST / obs.height) + 1
-        self._rows = torch.zeros(rows, most, obs.height, dtype=torch.int64, device=device)  # [R, T, H]
+        self._lines = torch.zeros(rows, most, obs.height, dtype=torch.int64, device=device)  # of a screen, [R, T, H]
         self._down = torch.zeros(rows, most, obs.height, device=device)
 
     def lend(self, place: int, height: int) -> None:
-        """Expect screens of so many rows from a row of emulators."""
-        rows, down = map(torch.from_numpy, taps(height, self._height))
-        for table, own in ((self._rows, rows), (self._down, down)):
+        """Expect screens of so many lines from a row of emulators."""
+        lines, down = map(torch.from_numpy, taps(height, self._height))
+        for table, own in ((self._lines, lines), (self._down, down)):
             table[place].zero_()
             table[place, : len(own)].copy_(own)
 
     def __call__(self, screen: Tensor) -> Tensor:
-        """Return frames [R, E, 1, H, W] of screens [R, E, 1, 250, 160], of which each row uses as many as it has."""
+        """Return frames [R, E, 1, H, W] of screens [R, E, 1, 250, 160]; nothing below a lower one counts."""
         pixels = screen[:, :, 0].float()
         columns = zip(self._columns, self._across, strict=True)
         across = _weighted((pixels.index_select(-1, where), part) for where, part in columns)  # [R, E, 250, W]
         shape = (*screen.shape[:2], self._height, across.shape[-1])
-        lines = (
+        down = (
             (across.take_along_dim(where[:, None, :, None].expand(shape), 2), part[:, None, :, None])
-            for where, part in zip(self._rows.unbind(1), self._down.unbind(1), strict=True)
+            for where, part in zip(self._lines.unbind(1), self._down.unbind(1), strict=True)
         )
-        return _weighted(lines).round_().to(torch.uint8)[:, :, None]
+        return _weighted(down).round_().to(torch.uint8)[:, :, None]
 
 
 def _weighted(taps: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
