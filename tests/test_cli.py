@@ -18,10 +18,11 @@ from conftest import HEARING, LITTLE_FRAMES, as_options, rewrite
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from spr import cli, runs
+from spr import bench, cli, runs
 from spr.cli import main
 from spr.config import Config
 from spr.errors import UserError
+from spr.evaluation import Agents, Playing
 from spr.hardware import choose_device
 from spr.methods import preset_config
 
@@ -339,17 +340,46 @@ def test_doctor_finds_the_roms_and_what_is_not_installed(capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_bench_gives_json(capsys):
-    assert main(["bench", "--game", "catch", "--preset", "rainbow", "--device", "cpu", "--json"]) == 0
+    command = ["bench", "--game", "catch", "--preset", "rainbow", "--device", "cpu", "--json", "--evaluation"]
+    assert main(command) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["agents"] == 1
     assert row["update_ms"] > 0
     assert row["kernels_per_update"] is None  # there are none on a CPU
     assert row["step_ms"] > 0
+    assert row["evaluation_steps_per_second"] > 0
 
     updates = preset_config("rainbow").schedule.updates_per_step * row["update_ms"] / row["step_ms"]
     assert row["share_update"] == pytest.approx(min(1, updates))
     acting = row["act_ms"] / row["step_ms"]
     assert row["share_environment"] == pytest.approx(max(0, 1 - updates - acting))
+
+
+def test_an_evaluation_is_timed_by_the_steps_that_it_plays_once_all_emulators_are_busy(monkeypatch):
+    """By hand: a second for each hundred steps at first, then a quarter of one."""
+    clock, steps = 0.0, 0
+
+    def played(*_):
+        nonlocal clock, steps
+        while True:
+            clock += 1.0 if clock < bench._WARM else 0.25
+            steps += 100
+            yield Playing([], [], 0, steps)
+
+    monkeypatch.setattr(bench, "play", played)
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: clock)
+    agents = Agents(["pong"], {}, [0])
+    assert bench.evaluation_rate(preset_config("spr"), agents) == pytest.approx(400)
+
+    def soon_over(*_):
+        nonlocal clock
+        clock = 1.0
+        yield Playing([], [], 0, 0)
+        clock = 3.0
+        yield Playing([], [], 1, 100)
+
+    monkeypatch.setattr(bench, "play", soon_over)
+    assert bench.evaluation_rate(preset_config("spr"), agents) == pytest.approx(50)
 
 
 @pytest.mark.slow

@@ -275,23 +275,15 @@ def test_games_that_begin_alike_score_the_same_in_a_group_and_by_themselves(monk
     drawn = Learner(config, 18, GPU).init([3, 1, 7]).params
     # As they are drawn, networks choose one action whatever they see; these look.
     params = {name: 0 * p.detach() if "bias" in name else 3 * p.detach() for name, p in drawn.items()}
-    logs = []
-
-    class Kept(evaluation._EpisodeLog):
-        def __init__(self, *given):
-            super().__init__(*given)
-            logs.append(self)
-
-    monkeypatch.setattr(evaluation, "_EpisodeLog", Kept)
     *_, grouped = play(config, Agents(games, params, [3, 1, 7]))
     monkeypatch.setattr(Processes, "alike", lambda _, starts: [[place] for place in range(len(starts))])
     *_, alone = play(config, Agents(games, params, [3, 1, 7]))
-    assert grouped == alone
+    assert grouped[:3] == alone[:3]
+    assert grouped.steps < 0.95 * alone.steps
     # And as from the frames of ale-py's vector, in as many rows of one: in another shape a GPU may round otherwise.
     monkeypatch.setattr(evaluation, "_home", lambda config, _, rows: Here((2, rows, 1), config.observation, {}))
     *_, vector = play(config, Agents(games, params, [3, 1, 7]))
     assert vector == alone
-    assert sum(log.steps for log in logs[:3]) < 0.95 * sum(log.steps for log in logs[3:6])
     assert len({score for scores in alone.scores for score in scores}) > 2  # agents that look play differently
 
 

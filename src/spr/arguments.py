@@ -68,6 +68,9 @@ def make_parser(functions: Mapping[str, Function]) -> argparse.ArgumentParser:
         "--games", nargs="+", default=["pong"], metavar="GAME", help="what the agents play in turn (default: pong)"
     )
     bench_.add_argument("--profile", action="store_true", help="show what a GPU does in an update, by kind of kernel")
+    bench_.add_argument(
+        "--evaluation", action="store_true", help="also time how fast games are played when agents are judged"
+    )
     bench_.add_argument("--preset", default="spr", help="the method to time (default: spr)")
     bench_.add_argument("--device", default="auto", help=_DEVICE_HELP)
     bench_.add_argument("--precision", default="auto", help=_PRECISION_HELP)

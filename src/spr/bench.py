@@ -1,4 +1,4 @@
-"""Owns timing: how long an update, an action, an environment step and a whole step take on this machine."""
+"""Owns timing: how long an update, an action, an environment step, a whole step and judging take on this machine."""
 
 import re
 import resource
@@ -14,12 +14,15 @@ from torch.profiler import ProfilerActivity, profile
 from spr.actor import ActStep
 from spr.config import Config
 from spr.envs import make_each
+from spr.evaluation import Agents, play
 from spr.fleet import assemble
 from spr.hardware import device_name, free_unused, product_dtype
 from spr.learner import UpdateRunner
 from spr.training import train
 
 _ROUNDS = 5  # of which the median is taken
+_JUDGING = 20.0  # seconds for which an evaluation is timed, after
+_WARM = 3.0  # seconds of it that do not count
 
 
 # What the names of kernels tell about them, and of those that several lines fit the first.
@@ -45,11 +48,17 @@ class Kernels(NamedTuple):
 
 
 def measure(
-    config: Config, games: Sequence[str], agents: int, device: torch.device, precision: str, profiled: bool = False
+    config: Config,
+    games: Sequence[str],
+    agents: int,
+    device: torch.device,
+    precision: str,
+    profiled: bool = False,
+    judged: bool = False,
 ) -> dict[str, Any]:
     """Time a fleet of `agents` that play the games in turn, on replay filled by random play; medians of milliseconds.
 
-    With `profiled`, also the kernels of an update by kind.
+    With `profiled`, also the kernels of an update by kind; with `judged`, how fast its evaluation plays.
     """
     if device.type == "cuda":  # what the size before has taken does not count
         free_unused(device)
@@ -86,6 +95,7 @@ def measure(
         act_ms, env_ms = _milliseconds(device, act, 20), _milliseconds(device, move, 20)
     finally:
         envs.close()
+    who = Agents([games[i % len(games)] for i in range(agents)], fleet.state.acting, range(agents))
     updates = config.schedule.updates_per_step * update
     kernels = kernels_of(learn, device) if device.type == "cuda" else []
     return {
@@ -109,7 +119,23 @@ def measure(
         "first_learning_steps_seconds": first,
         "memory_mib": _memory(device),
         **({"kernels": [some._asdict() for some in kernels]} if profiled else {}),
+        **({"evaluation_steps_per_second": evaluation_rate(config, who)} if judged else {}),
     }
+
+
+def evaluation_rate(config: Config, agents: Agents) -> float:
+    """Return how many steps of games an evaluation plays in a second, by its beginning, when all emulators are busy."""
+    began: float | None = None
+    since, before, steps = 0.0, 0, 0  # when counting began, and after how many steps
+    for playing in play(config, agents):
+        now, steps = time.perf_counter(), playing.steps
+        if began is None:
+            began, since, before = now, now, steps
+        if since == began and now - began >= _WARM:
+            since, before = now, steps
+        if now - began >= _JUDGING:
+            break
+    return (steps - before) / (time.perf_counter() - since)
 
 
 def _seconds(device: torch.device, work: Callable[[], Any], times: int) -> float:

@@ -320,7 +320,8 @@ def _bench(args: argparse.Namespace, console: Console) -> int:
         for game in games:
             make(game, 1, obs=config.observation).close()  # an unknown one is refused in the words of its owner
         raise UserError("these games can't share a fleet: only Atari games can")
-    rows = [bench.measure(config, games, agents, device, precision, args.profile) for agents in args.agents]
+    asked = (args.profile, args.evaluation)
+    rows = [bench.measure(config, games, agents, device, precision, *asked) for agents in args.agents]
     if args.json:
         print(json.dumps({"version": __version__, "torch": torch.__version__, "preset": args.preset, "rows": rows}))
         return 0
@@ -336,6 +337,9 @@ def _bench(args: argparse.Namespace, console: Console) -> int:
     console.print(table)
     if args.profile:
         console.print(_kernel_table(rows))
+    if args.evaluation:
+        rates = [f"{row['evaluation_steps_per_second']:,.0f}" for row in rows]
+        console.print(f"steps of games played in a second of evaluation: {', '.join(rates)}")
     return 0
 
 

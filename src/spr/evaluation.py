@@ -40,6 +40,7 @@ class Playing(NamedTuple):
     scores: list[list[float | None]]  # raw; None where a game is not finished
     lengths: list[list[int]]  # steps of the games that are
     finished: int  # games, over all agents
+    steps: int  # that were played for all games, of which what several have in common is played once
 
 
 class Agents(NamedTuple):
@@ -90,7 +91,8 @@ def play(config: Config, agents: Agents, epsilon: float | None = None) -> Iterat
                     half.step(ready)
             if any(half.busy for half in halves):
                 home.look(wait=True)
-            yield Playing([log.scores for log in logs], [log.lengths for log in logs], sum(log.over for log in logs))
+            over, steps = sum(log.over for log in logs), sum(log.steps for log in logs)
+            yield Playing([log.scores for log in logs], [log.lengths for log in logs], over, steps)
     finally:
         home.close()
 
