@@ -283,6 +283,12 @@ def test_a_front_page_names_the_games_in_which_spr_is_not_where_its_authors_code
     assert three[-1] == (
         "Means of spr outside the range of the authors' code (95% of means of three runs): above qbert."
     )
+    for seed in (3, 4):  # of one game more are known, which says more of it
+        result(tmp_path / "three", game="hero", seed=seed, score=float(spread["hero"]["mean_of_3_hi"]) - 1)
+    assert front(read([tmp_path / "three"]).records, draws=50).splitlines()[-1] == (
+        "Means of spr outside the range of the authors' code (95% of means of three runs or 95% of means of five runs, "
+        "by how many there are of the game): above hero, qbert."
+    )
 
 
 def test_what_was_published_of_later_agents_stands_beside_ours_where_one_was_played(full, tmp_path):

@@ -29,6 +29,19 @@ def test_aggregates_by_hand():
     assert profile(TWO_GAMES, np.array([-1.0, 0.4, 1.0, 10.0])).tolist() == [1, 5 / 8, 3 / 8, 0]
 
 
+def test_games_count_alike_however_many_runs_they_have():
+    repeated = [np.repeat(TWO_GAMES[0], 3), TWO_GAMES[1]]  # as if each of its runs had been made three times
+    for statistic in (mean, median, iqm, optimality_gap, superhuman):
+        assert statistic(repeated) == pytest.approx(statistic(TWO_GAMES))
+    thresholds = np.linspace(-1, 11, 49)
+    assert profile(repeated, thresholds) == pytest.approx(profile(TWO_GAMES, thresholds))
+    # Shares of 0, .2, .4, .6, 1, 3 in 24ths: 3, 3, 3, 3, 6, 6; four are cut at either end, one run of six.
+    uneven = [np.array([0.0, 0.2, 0.4, 0.6]), np.array([1.0, 3.0])]
+    assert iqm(uneven) == pytest.approx((2 * 0.2 + 3 * 0.4 + 3 * 0.6 + 6 * 1 + 2 * 3) / 16)
+    assert optimality_gap(uneven) == pytest.approx(((1 + 0.8 + 0.6 + 0.4) / 4 + 0) / 2)
+    assert profile(uneven, np.array([0.3])) == pytest.approx([(0.5 + 1) / 2])
+
+
 def test_probability_of_improvement_by_hand():
     ours, theirs = [np.array([1.0, 3.0]), np.array([5.0])], [np.array([2.0, 3.0]), np.array([6.0, 7.0, 8.0])]
     assert probability_of_improvement(ours, theirs) == pytest.approx((1.5 / 4 + 0) / 2)

@@ -22,7 +22,7 @@ _BESIDE = {  # what is published of other presets, shown where they were played
     "bbf": ("BBF RR2",),
     "bbf_rr8": ("BBF RR8",),
 }
-_RANGES = {  # by how many runs of ours there are at least
+_RANGES = {  # by how many runs of a game there are at least
     1: ("p5", "p95", "90% of its runs"),
     3: ("mean_of_3_lo", "mean_of_3_hi", "95% of means of three runs"),
     5: ("mean_of_5_lo", "mean_of_5_hi", "95% of means of five runs"),
@@ -55,12 +55,15 @@ def _outside(records: Sequence[Record], methods: Sequence[Method]) -> list[str]:
     for method in methods:
         if not any(record.method == method.name and record.preset == "spr" for record in records):
             continue
-        least = min(len(runs) for runs in method.scores.values())
-        low, high, words = _RANGES[max(runs for runs in _RANGES if runs <= least)]
-        below = [game for game, runs in method.scores.items() if runs.mean() < float(spread[game][low])]
-        above = [game for game, runs in method.scores.items() if runs.mean() > float(spread[game][high])]
+        size = {game: max(least for least in _RANGES if least <= len(runs)) for game, runs in method.scores.items()}
+        low, high = ({game: float(spread[game][_RANGES[size[game]][i]]) for game in size} for i in range(2))
+        below = [game for game, runs in method.scores.items() if runs.mean() < low[game]]
+        above = [game for game, runs in method.scores.items() if runs.mean() > high[game]]
         named = [f"{where} {', '.join(games)}" for where, games in (("below", below), ("above", above)) if games]
         if named:
+            words = " or ".join(_RANGES[least][2] for least in sorted(set(size.values())))
+            if len(set(size.values())) > 1:
+                words += ", by how many there are of the game"
             lines.append(
                 f"Means of {method.name} outside the range of the authors' code ({words}): {'; '.join(named)}."
             )

@@ -58,16 +58,23 @@ def median(scores: Scores) -> NDArray[np.float64]:
 
 
 def iqm(scores: Scores) -> NDArray[np.float64]:
-    """Return the interquartile mean: of all runs of all games, without the best and the worst quarter."""
-    runs = np.sort(np.concatenate(scores, -1), -1)
-    cut = runs.shape[-1] // 4
-    value: NDArray[np.float64] = runs[..., cut : runs.shape[-1] - cut].mean(-1)
+    """Return the interquartile mean: of all runs of all games, without the best and the worst quarter.
+
+    Games count alike, so a run counts the less the more there are of its game.
+    """
+    runs = np.concatenate(scores, -1)
+    order = np.argsort(runs, -1)
+    share = np.concatenate([np.full(x.shape[-1], 1 / (len(scores) * x.shape[-1])) for x in scores])[order]
+    cut = runs.shape[-1] // 4 / runs.shape[-1]  # whole runs, where there are equally many of each game
+    end = np.cumsum(share, -1)
+    kept = np.clip(np.minimum(end, 1 - cut) - np.maximum(end - share, cut), 0, None)
+    value: NDArray[np.float64] = (kept * np.take_along_axis(runs, order, -1)).sum(-1) / kept.sum(-1)
     return value
 
 
 def optimality_gap(scores: Scores, goal: float = 1.0) -> NDArray[np.float64]:
-    """Return how far runs stay below the goal in the mean; what exceeds it counts as the goal."""
-    value: NDArray[np.float64] = goal - np.minimum(np.concatenate(scores, -1), goal).mean(-1)
+    """Return how far runs stay below the goal in the mean over games; what exceeds it counts as the goal."""
+    value: NDArray[np.float64] = goal - _per_game([np.minimum(runs, goal) for runs in scores]).mean(-1)
     return value
 
 
@@ -78,9 +85,9 @@ def superhuman(scores: Scores) -> NDArray[np.float64]:
 
 
 def profile(scores: Scores, thresholds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of runs above each threshold, [..., thresholds]."""
-    runs = np.concatenate(scores, -1)
-    value: NDArray[np.float64] = (runs[..., None, :] > thresholds[:, None]).mean(-1)
+    """Return the share of runs above each threshold, in the mean over games, [..., thresholds]."""
+    shares = [(runs[..., None, :] > thresholds[:, None]).mean(-1) for runs in scores]
+    value: NDArray[np.float64] = np.mean(shares, 0)
     return value
 
 
