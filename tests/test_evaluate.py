@@ -293,6 +293,25 @@ def test_an_agent_scores_the_same_alone_and_beside_others():
         assert fleet.scores[seed] == alone.scores[0]
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_agent_that_plays_by_itself_has_its_weights_once(monkeypatch, count):
+    """Beside others every row has a copy, since rows change hands; a wide network's copies would be gigabytes."""
+    copies, choice = set(), evaluate._Choice
+
+    def noted(*given):
+        made = choice(*given)
+        copies.update(len(p) for p in made._lent.values())
+        return made
+
+    monkeypatch.setattr(nearby, "make", lambda _, count, *more: Lengths(count))  # noqa: ARG005
+    monkeypatch.setattr(evaluate, "_Choice", noted)
+    monkeypatch.setattr(evaluate, "cores", lambda: 4)
+    config = Config().override({"evaluation.episodes": 2, "network.hidden": 4})
+    *_, last = play(config, Agents(["any"] * count, agents(range(count), config), range(count)))
+    assert last.finished == 2 * count
+    assert copies == {1 if count == 1 else 4}
+
+
 @pytest.mark.slow
 def test_rows_that_are_free_go_to_the_agent_with_the_most_left(monkeypatch):
     """One agent's games are twenty times as long as the others': it gets their emulators, and none runs in vain."""

@@ -239,15 +239,17 @@ def test_a_restored_fleet_goes_on_to_the_same_bits(step):
     assert all(map(torch.equal, *([t.fleet.rng.state(i) for i in range(t.fleet.rng.agents)] for t in (resumed, whole))))
 
 
-def test_an_evaluation_is_played_as_on_a_cpu():
+@pytest.mark.parametrize("seeds", [[3, 1, 7], [3]])
+def test_an_evaluation_is_played_as_on_a_cpu(seeds):
     """Captured, and each agent with its own weights; all know what they want, so no rounding matters."""
     config = preset_config("spr").override(SMALL | {"evaluation.episodes": 30, "evaluation.epsilon": 0.1})
-    state = Learner(config, 3, torch.device("cpu")).init([3, 1, 7])
+    state = Learner(config, 3, torch.device("cpu")).init(seeds)
     params = {name: p.detach().clone() for name, p in state.params.items()}
-    for agent in range(3):
+    for agent in range(len(seeds)):
         params["head.advantage.bias"][agent].view(3, -1)[agent, -1] = 100.0
-    *_, expected = play(config, Agents(["catch"] * 3, params, [3, 1, 7]))
-    *_, scores = play(config, Agents(["catch"] * 3, {name: p.to(GPU) for name, p in params.items()}, [3, 1, 7]))
+    games = ["catch"] * len(seeds)
+    *_, expected = play(config, Agents(games, params, seeds))
+    *_, scores = play(config, Agents(games, {name: p.to(GPU) for name, p in params.items()}, seeds))
     assert scores == expected
 
 

@@ -39,12 +39,12 @@ class Actor:
     def observe(self, frame: Tensor, is_first: Tensor, moved: Tensor | None = None) -> None:
         """Push frames [S, E, C, H, W]; where an episode begins [S, E], the frames before it become black.
 
-        With `moved` [S], only the stacks of some agents change.
+        With `moved` [S, E], only some stacks change.
         """
         assert (frame.dim(), is_first.dim()) == (5, 2)
         older = self.stack[:, :, self._channels :] * ~is_first[..., None, None, None]
         stack = torch.cat([older, frame], 2)
-        self.stack.copy_(stack if moved is None else torch.where(moved[:, None, None, None, None], stack, self.stack))
+        self.stack.copy_(stack if moved is None else torch.where(moved[..., None, None, None], stack, self.stack))
 
     @torch.no_grad()
     def greedy(self, params: dict[str, Tensor], noise: Noise, valid: Valid = None) -> Tensor:

@@ -3,7 +3,8 @@
 Games do not depend on each other (see `playing`). So agents score the same in any company, and games are played
 wherever and whenever a core is free: by emulators in this process (see `here`), or beside a GPU in processes of their
 own (see `elsewhere`).
-Shapes: S agents, R rows of E emulators, each row lent to one agent; A actions; frames are [C, H, W].
+Shapes: S agents, R rows of E emulators, each row lent to one agent; L lanes of rows that act by the same parameters; A
+actions; frames are [C, H, W].
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -253,7 +254,12 @@ class _Half:
 
 
 class _Choice:
-    """The actions of half of the rows, [R, E]: what they see, and the parameters of the agent that each is lent to."""
+    """The actions of half of the rows, [R, E]: what they see, and the parameters of the agent that each is lent to.
+
+    Every row is a lane of its own, L = R, since it may be lent to anybody. An agent that plays by itself has all rows,
+    so they are one lane, L = 1: no copies of its weights, and the frames of all of them in one batch, where
+    those of a row are too few to fill a GPU.
+    """
 
     def __init__(
         self,
@@ -267,13 +273,15 @@ class _Choice:
         shape = arrays.action.shape
         device = next(iter(params.values())).device
         room = num_actions_of(config, {name: p.shape for name, p in params.items()})
-        actor = Actor(config, room, shape, device)
+        lanes = 1 if len(heights) == 1 else shape[0]
+        actor = Actor(config, room, (lanes, shape[0] * shape[1] // lanes), device)
         self._arrays = arrays
         # What each row acts by, and where it is copied from when the row is lent to another agent.
         self._agents = {name: p for name, p in params.items() if name in actor.names}
-        self._lent = {name: p.new_zeros((shape[0], *p.shape[1:])) for name, p in self._agents.items()}
+        self._lanes = lanes
+        self._lent = {name: p.new_zeros((lanes, *p.shape[1:])) for name, p in self._agents.items()}
         self._valid = valid
-        self._lent_valid = None if valid is None else valid.new_zeros((shape[0], room))
+        self._lent_valid = None if valid is None else valid.new_zeros((lanes, room))
         self._heights = heights
         resizer = None if None in heights else Resizer(shape[0], config.observation, device)
         self._resizer = resizer
@@ -281,10 +289,15 @@ class _Choice:
         self._moved = np.zeros(shape[0], np.bool_)
         inbox = Inbox(device, {"frame": arrays.frame, "is_first": arrays.is_first, "moved": self._moved})
 
+        def in_lanes(x: Tensor) -> Tensor:
+            return x.reshape(lanes, -1, *x.shape[2:])
+
         def act() -> Tensor:
-            shown = inbox["frame"]
-            actor.observe(shown if resizer is None else resizer(shown), inbox["is_first"], inbox["moved"])
-            return actor.greedy(self._lent, noise=(), valid=self._lent_valid)
+            shown, is_first = inbox["frame"], inbox["is_first"]
+            frames = shown if resizer is None else resizer(shown)
+            moved = inbox["moved"][:, None].expand_as(is_first)
+            actor.observe(in_lanes(frames), in_lanes(is_first), in_lanes(moved))
+            return actor.greedy(self._lent, noise=(), valid=self._lent_valid).view(shape)
 
         self._inbox, self._outbox = inbox, Outbox(device)
         self._act = captured(act, device)
@@ -307,10 +320,11 @@ class _Choice:
         self._whose[place] = agent
         if self._resizer is not None and (height := self._heights[agent]) is not None:
             self._resizer.lend(place, height)
+        lane = place % self._lanes
         for name, p in self._agents.items():
-            self._lent[name][place].copy_(p[agent])
+            self._lent[name][lane].copy_(p[agent])
         if self._valid is not None and self._lent_valid is not None:
-            self._lent_valid[place].copy_(self._valid[agent])
+            self._lent_valid[lane].copy_(self._valid[agent])
 
 
 def _with_room(
