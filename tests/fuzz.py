@@ -23,7 +23,7 @@ from unittest import mock
 import torch
 from conftest import as_options
 
-from spr import checkpoint, matching, results, resume, runs, sharing, watch
+from spr import checkpoint, history, matching, results, resume, runs, sharing, watch
 from spr.cli import main
 from spr.envs import make_each
 from spr.errors import UnusableError, UserError
@@ -127,10 +127,10 @@ def _known(made: Whole, result: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _rewound(made: Whole) -> Any:
     folder = made.run.path
-    runs.rewind(made.run, STEPS)
-    once = runs.logged(folder), runs.last_step(folder)
-    runs.rewind(made.run, STEPS)
-    assert once == (runs.logged(folder), runs.last_step(folder))
+    history.rewind(made.run.path, STEPS)
+    once = history.logged(folder), history.last_step(folder)
+    history.rewind(made.run.path, STEPS)
+    assert once == (history.logged(folder), history.last_step(folder))
     assert all(isinstance(x, int | float | None) for rows in once[0] for row in rows for x in row.values())
     return once
 

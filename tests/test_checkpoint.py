@@ -23,7 +23,7 @@ import torch
 from conftest import CPU, TINY, as_options
 from safetensors.torch import load, save
 
-from spr import checkpoint, events, resume, runner, runs
+from spr import checkpoint, events, history, resume, runner, runs
 from spr.checkpoint import Checkpoint, Spec
 from spr.cli import main
 from spr.envs import make
@@ -405,7 +405,7 @@ def test_a_run_killed_again_and_again_ends_like_one_that_was_not(game, seeds, tm
     # Once before it has done anything, then while it trains, at random moments around random steps.
     for target in [0, *sorted(rng.sample(range(5, steps - 5), KILLS - 1))]:
         process = start([*arguments(game, seeds, tmp_path / "killed", steps), "--resume"], log)
-        while (runs.last_step(folder) or 0) < target and process.is_alive():
+        while (history.last_step(folder) or 0) < target and process.is_alive():
             time.sleep(0.002)
         time.sleep(rng.uniform(0, 0.2))
         assert process.is_alive(), f"it came to its end, or to an error, before step {target}: {log.read_text()}"

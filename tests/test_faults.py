@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import CPU, HEARING, TINY, as_options, wait_for
 
-from spr import checkpoint, events, files, hardware, locks, runner, runs
+from spr import checkpoint, events, files, hardware, history, locks, runner, runs
 from spr.cli import main
 from spr.display import StopRequest, Terminal
 from spr.environment import BrokenStep
@@ -241,15 +241,15 @@ def test_an_environment_that_can_not_be_closed_changes_nothing(moody, caplog, mo
 
 def full(monkeypatch, when, names):
     """Let a disk be full from a step on: files of these names can't grow any more."""
-    append = runs._append
+    append = history._append
 
     def appending(path, row):
         if path.name in names and row["step"] >= when:
-            with runs.writing(path):
+            with files.writing(path):
                 raise OSError(errno.ENOSPC, "No space left on device")
         append(path, row)
 
-    monkeypatch.setattr(runs, "_append", appending)
+    monkeypatch.setattr(history, "_append", appending)
 
 
 @pytest.mark.slow
@@ -273,7 +273,7 @@ def test_a_disk_that_fills_while_lines_are_added_ends_the_run_with_a_line(name, 
 
 def test_a_line_that_finds_no_room_leaves_no_part_of_itself(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
-    runs._append(path, {"step": 1})
+    history._append(path, {"step": 1})
     before = path.read_bytes()
 
     class Small:
@@ -300,7 +300,7 @@ def test_a_line_that_finds_no_room_leaves_no_part_of_itself(tmp_path, monkeypatc
     real = files.growing
     monkeypatch.setattr(files, "growing", lambda path: Small(real(path)))
     with pytest.raises(StorageFault, match=r"metrics.jsonl: No space left on device"):
-        runs._append(path, {"step": 2})
+        history._append(path, {"step": 2})
     monkeypatch.undo()
     assert path.read_bytes() == before
 

@@ -10,7 +10,7 @@ from conftest import QUICK_RUN, rewrite
 from rich.table import Table
 from rich.text import Text
 
-from spr import display, files, runs
+from spr import display, files, history, runs
 from spr.cli import main
 from spr.display import Terminal
 from spr.errors import UserError, visible
@@ -178,11 +178,11 @@ def test_an_unfinished_run_goes_on_without_lines_that_are_damaged(run, tmp_path,
             b"\xff\n[1]\n{}\n" + deep(0) + b"\n" + b'{"step": "7"}\n{"step": 1' + b"0" * 400 + b"}\n"
         )
     described = runs.describe(run)
-    runs.rewind(described, 45)
-    assert runs.logged(run) == ([], [])
-    assert runs.last_step(run) is None
+    history.rewind(described.path, 45)
+    assert history.logged(run) == ([], [])
+    assert history.last_step(run) is None
     (run / "metrics.jsonl").write_bytes(lines[0] + b"garbage\n" + lines[1] + lines[2][:20])
-    runs.rewind(described, 45)
+    history.rewind(described.path, 45)
     assert (run / "metrics.jsonl").read_bytes() == lines[0] + lines[1]
     capsys.readouterr()
     assert main(["report", str(run), "--out", str(tmp_path / "report")]) == 0

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import CPU, TINY, as_options
 
-from spr import checkpoint, events, loggers, matching, runner, runs
+from spr import checkpoint, events, history, loggers, matching, runner, runs
 from spr.arguments import make_parser
 from spr.cli import _COMMANDS, main
 from spr.errors import UserError
@@ -294,7 +294,7 @@ def wandb_history(file):
 def test_wandb_has_a_run_per_agent_without_asking_and_without_a_server_and_it_goes_on(tmp_path):
     out = tmp_path / "runs"
     first = spr(out)
-    while first.poll() is None and (runs.last_step(folders(out)[1]) or 0) < 60:
+    while first.poll() is None and (history.last_step(folders(out)[1]) or 0) < 60:
         time.sleep(0.02)
     first.send_signal(signal.SIGINT)
     _, said = first.communicate(timeout=300)

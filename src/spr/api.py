@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import gymnasium
 
 from spr import agent as agents
-from spr import events, loggers, plugins, reading, runs
+from spr import events, history, loggers, plugins, reading, runs
 from spr.agent import Agent
 from spr.envs import named_games, provide, provided
 from spr.errors import EnvironmentFault, UserError, one_line, shown
@@ -63,11 +63,11 @@ class TrainedRun:
         said = self.result.get("checksums", {}).get("metrics.jsonl")
         if said is not None and said != reading.checksum_of(self.folder / "metrics.jsonl"):
             warnings.warn(f"{self.folder / 'metrics.jsonl'} has lost lines since its run was finished", stacklevel=2)
-        return _columns(runs.logged(self.folder)[0])
+        return _columns(history.logged(self.folder)[0])
 
     def training_games(self) -> dict[str, list[Any]]:
         """Return the games that were played while training, by column: the step of their end, score and length."""
-        return _columns(runs.logged(self.folder)[1])
+        return _columns(history.logged(self.folder)[1])
 
     def agent(self, device: str = "auto") -> Agent:
         """Return the trained agent."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spr import runs
+from spr import history
 from spr.runs import Run
 from spr.training import StepInfo
 
@@ -149,6 +149,6 @@ def write_metrics(event: Event) -> None:
     """Write metrics and episodes to the files of their run: a consumer."""
     match event:
         case Metrics(run, row, seconds):
-            runs.log(run, row, seconds)
+            history.log(run.path, row, seconds)
         case EpisodeEnded(run, row):
-            runs.log_episode(run, row)
+            history.log_episode(run.path, row)

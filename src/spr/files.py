@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from spr.errors import UserError
+from spr.errors import StorageFault, UserError
 
 # Versions up to 0.12 had no token in such names.
 _LEFTOVER = re.compile(r"(?P<name>.+?)(\.[0-9a-f]{8})?\.part")
@@ -41,6 +41,15 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         os.fsync(folder)  # lets the renaming reach the disk
     finally:
         os.close(folder)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an error of the disk, while a command is at work, into a fault that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageFault(f"can't write to {path}: {error.strerror or error}") from error
 
 
 def replace(path: Path, *chunks: bytes | memoryview) -> None:

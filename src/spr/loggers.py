@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from spr import events, files, reading, runs
+from spr import events, files, history, reading, runs
 from spr.errors import UnusableError, UserError, did_you_mean, one_line
 from spr.events import Event
 from spr.runs import Run
@@ -75,19 +75,19 @@ class Loggers:
         mine = self._writers[run.path] = list[Writer]()
         for opener in self._openers:
             mine.append(opener(run))
-        metrics, episodes = runs.logged(run.path)
+        metrics, episodes = history.logged(run.path)
         told = [("episode", row) for row in episodes] + [("train", row) for row in metrics]
         for group, row in sorted(told, key=lambda one: int(one[1]["step"])):
             self._write(run, group, row)
 
     def _write(self, run: Run, group: str, row: Mapping[str, Any]) -> None:
         values = {f"{group}/{name}": value for name, value in row.items() if name != "step" and value is not None}
-        with runs.writing(run.path):
+        with files.writing(run.path):
             for writer in self._writers.get(run.path, ()):
                 writer.write(row["step"], values)
 
     def _close(self, path: Path, scored: bool) -> None:
-        with runs.writing(path):
+        with files.writing(path):
             for writer in self._writers.pop(path, ()):
                 writer.close(scored)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from spr import matching, runs
+from spr import history, matching, runs
 from spr.aux_losses import check_names
 from spr.config import Config, parse_override
 from spr.envs import family, make
@@ -88,7 +88,7 @@ class Settings:
 
     def steps_done(self, job: Job) -> float | None:
         """Return which share of its training steps the slowest of a job's runs has made; None where none has."""
-        found = [runs.last_step(self.folder(job, member)) for member in job.members]
+        found = [history.last_step(self.folder(job, member)) for member in job.members]
         known = [step for step in found if step is not None]
         if not known:
             return None

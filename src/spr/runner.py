@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spr import checkpoint, events, matching, resume, runs
+from spr import checkpoint, events, history, matching, resume, runs
 from spr.aux_losses import check_names
 from spr.checkpoint import Checkpoint, Spec
 from spr.config import Config
@@ -283,7 +283,7 @@ def _restore(
         if stop():
             raise KeyboardInterrupt
     for run in mine:
-        runs.rewind(run, training.step)
+        history.rewind(run.path, training.step)
     if training.restarts:
         tell(events.Restarted())
 

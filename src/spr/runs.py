@@ -1,12 +1,11 @@
 """Owns a run's folder: configuration, metrics, weights and result, each file replaced whole or not at all.
 
-A run lives in OUT/NAME/GAME/seed-N, where the name is the preset's, or one given to a variant of it. Metrics and
-episodes grow, line by line.
+A run lives in OUT/NAME/GAME/seed-N, where the name is the preset's, or one given to a variant of it. What grows line by
+line is in `history`.
 """
 
 import errno
 import json
-import math
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from spr import __version__, files, locks, reading, weights
+from spr import __version__, files, history, locks, reading, weights
 from spr.config import Config, from_dict
 from spr.errors import StorageFault, UnusableError, UserError
 from spr.games import normalised
@@ -24,14 +23,11 @@ from spr.methods import current_name, is_atari_100k
 
 DIVERGED_UPDATE = "diverged.safetensors"  # what reproduces the update by which a run diverged
 _DIVERGED = ("diverged.json", DIVERGED_UPDATE, "fault.json", "fault.spr")  # the last two up to 0.7
-_CURVES = ("metrics.jsonl", "episodes.jsonl")  # the same whenever a run is made
-_GROWING = (*_CURVES, "times.jsonl")
 TENSORBOARD = "tensorboard"  # the folder of a run's event files
 WANDB = "wandb"  # beside all runs: the folder of what is logged there
 WANDB_ID = "wandb.json"  # what a run is called there
 CSV = ("metrics.csv", "episodes.csv")  # what `--log csv` mirrors of the first two
-_KNOWN = ("config.json", *_GROWING, *CSV, "agent.safetensors", "result.json", TENSORBOARD, WANDB_ID, *_DIVERGED)
-_LARGEST_GROWN = 2**28  # bytes of a file that grows line by line
+_KNOWN = ("config.json", *history.GROWING, *CSV, "agent.safetensors", "result.json", TENSORBOARD, WANDB_ID, *_DIVERGED)
 LOGS = "logs"  # where a sweep's commands write what they say
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors that no other input would have avoided
 _MODULE = r"[\w.]{1,200}"  # a module's name, in a file
@@ -204,12 +200,6 @@ def checked_result(file: Path) -> dict[str, Any]:
     return data
 
 
-def last_step(path: Path) -> int | None:
-    """Return the step of a run's last line of times, or None where there is none yet."""
-    found = _rows(path / "times.jsonl").good
-    return int(found[-1]["step"]) if found else None
-
-
 def results(path: Path) -> list[Path]:
     """Return the files that a run's folder keeps for good, in the order in which they may appear elsewhere."""
     kept = [path / name for name in _KNOWN if name != "result.json"]
@@ -240,27 +230,11 @@ def save_diverged(run: Run, step: int) -> str:
         f"this agent is stopped, and {run.path / DIVERGED_UPDATE} holds the state before that update and its random "
         "numbers"
     )
-    rewind(run, step - 1)
-    with writing(run.path / "diverged.json"):
+    history.rewind(run.path, step - 1)
+    with files.writing(run.path / "diverged.json"):
         said = {"step": step, "seed": run.seed, "message": line, "version": __version__}
         _write_json(run.path / "diverged.json", said)
     return line
-
-
-def rewind(run: Run, step: int) -> None:
-    """Forget the lines of metrics and episodes after a step, and a last one that is torn."""
-    for name in _GROWING:
-        path = run.path / name
-        if not path.exists():
-            continue
-        try:
-            lines = reading.content(path, _LARGEST_GROWN).split(b"\n")
-        except UnusableError as problem:
-            raise UserError(f"{path} can't be read: {problem}; remove it to go on without these lines") from problem
-        known = ((line, reading.row(line)) for line in lines)
-        kept = [line for line, row in known if row is not None and row["step"] <= step]
-        with writing(path):
-            files.replace(path, b"".join(line + b"\n" for line in kept))
 
 
 def _ours(name: str) -> bool:
@@ -307,57 +281,10 @@ def description(run: Run) -> dict[str, Any]:
     }
 
 
-def log(run: Run, row: dict[str, Any], seconds: float) -> None:
-    """Append a line to metrics.jsonl, and its time to times.jsonl: the first is the same whenever a run is made."""
-    _append(run.path / "metrics.jsonl", row)
-    _append(run.path / "times.jsonl", {"step": row["step"], "seconds": round(seconds, 3)})
-
-
-def log_episode(run: Run, row: dict[str, Any]) -> None:
-    """Append a line to episodes.jsonl."""
-    _append(run.path / "episodes.jsonl", row)
-
-
-def logged(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return a run's rows of metrics and its episodes so far; lines that are damaged are passed over."""
-    return _rows(path / "metrics.jsonl").good, _rows(path / "episodes.jsonl").good
-
-
-def _rows(file: Path) -> reading.Rows:
-    try:
-        return reading.rows(reading.content(file, _LARGEST_GROWN))
-    except UnusableError:
-        return reading.Rows([], 0)
-
-
-def _append(path: Path, row: dict[str, Any]) -> None:
-    """Add a line, whole or not at all: what a full disk took of it is taken back."""
-    # What is no number has no place in JSON, whatever the library would write.
-    illegal = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
-    line = (json.dumps(row | dict.fromkeys(illegal), allow_nan=False) + "\n").encode()
-    with writing(path), files.growing(path) as file:
-        before = file.tell()
-        try:
-            while line:
-                line = line[file.write(line) :]
-        except OSError:
-            file.truncate(before)
-            raise
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn an error of the disk, while a command is at work, into a fault that names the path."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageFault(f"can't write to {path}: {error.strerror or error}") from error
-
-
 def save_agent(run: Run, params: dict[str, Tensor], step: int) -> None:
     """Store one agent's weights, and the step after which they are these."""
     path = run.path / "agent.safetensors"
-    with writing(path):
+    with files.writing(path):
         files.replace(path, weights.to_bytes(params, {"step": step}, run.config.to_dict()))
 
 
@@ -377,9 +304,11 @@ def save_result(run: Run, episodes: Sequence[float], measured: dict[str, Any]) -
         "version": __version__,
         "config": run.config.to_dict(),
         # By these a report knows whether a curve has lost lines since.
-        "checksums": {name: found for name in _CURVES if (found := reading.checksum_of(run.path / name)) is not None},
+        "checksums": {
+            name: found for name in history.CURVES if (found := reading.checksum_of(run.path / name)) is not None
+        },
     }
-    with writing(run.path / "result.json"):
+    with files.writing(run.path / "result.json"):
         _write_json(run.path / "result.json", reading.sealed(result))
     return result
 
