@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="needs Triton, which comes with a GPU's PyT
 
 from conftest import LITTLE_FRAMES, World  # noqa: E402
 
-from spr import fused, kernels, ops  # noqa: E402
+from spr import fused, kernels, ops, rollout_kernels, rollouts  # noqa: E402
 from spr.methods import preset_config  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -127,15 +127,15 @@ def test_the_rollout_and_its_gradient_are_those_of_plain_steps(bias_at):
     bn_weight, bn_bias = numbers(agents, channels).abs() + 0.5, numbers(agents, channels, seed=4)
     bias = numbers(agents, channels, seed=5) + bias_at
     given = (z, added, first, bn_weight, bn_bias, second, bias)
-    made = kernels.rollout(*given, 1e-5)
-    d_z, d_added, d_first, d_second, norm, biases = kernels.rollout_back(
+    made = rollout_kernels.rollout(*given, 1e-5)
+    d_z, d_added, d_first, d_second, norm, biases = rollout_kernels.rollout_back(
         g, *made, first, bn_weight, bn_bias, second, 1e-5
     )
     d_move, d_scale = norm.sum((1, 2)).unbind(1)
     found = (d_z, d_added, d_first, d_scale, d_move, d_second, biases.sum((1, 2)))
     for agent in range(agents):
         exact = [tensor[agent].double() for tensor in given]
-        latents, pull = vjp(lambda *tensors: fused._plain_rollout(*tensors, 1e-5), *exact)
+        latents, pull = vjp(lambda *tensors: rollouts._plain_rollout(*tensors, 1e-5), *exact)
         torch.testing.assert_close(made[0][agent], latents.float(), rtol=1e-4, atol=1e-5)
         assert ((made[0][agent] == 1).flatten(2).sum(-1) == 1).all()  # each sample's largest, found by its gradient
         for mine, plain in zip(found, pull(g[agent].double()), strict=True):
@@ -148,12 +148,12 @@ def test_a_flat_sample_has_no_gradient_by_its_span():
     given = [torch.zeros(1, *shape, device=DEVICE) for shape in ((2, 3, 3, channels), (1, 2, 3, 3, channels))]
     weights = [torch.zeros(1, 9, channels, channels, device=DEVICE)] * 2
     ones = torch.ones(1, channels, device=DEVICE)
-    made = kernels.rollout(*given, weights[0], ones, ones, weights[1], ones, 1e-5)
+    made = rollout_kernels.rollout(*given, weights[0], ones, ones, weights[1], ones, 1e-5)
     assert (made[0] == 0).all()
     g = numbers(1, 1, 2, 3, 3, channels)
-    found = kernels.rollout_back(g, *made, weights[0], ones, ones, weights[1], 1e-5)
+    found = rollout_kernels.rollout_back(g, *made, weights[0], ones, ones, weights[1], 1e-5)
     exact = [t[0].double() for t in (*given, weights[0], ones, ones, weights[1], ones)]
-    _, pull = vjp(lambda *tensors: fused._plain_rollout(*tensors, 1e-5), *exact)
+    _, pull = vjp(lambda *tensors: rollouts._plain_rollout(*tensors, 1e-5), *exact)
     torch.testing.assert_close(found[5].sum((1, 2))[0], pull(g[0].double())[6].float(), rtol=1e-3, atol=1e-2)
 
 
@@ -171,9 +171,10 @@ def test_a_whole_update_by_kernels_is_the_plain_one(monkeypatch):
 
     plain = gradients()
     monkeypatch.setattr(fused, "has_kernels", lambda _: True)
-    for op, kernel in fused.KERNELS.items():
+    every = fused.KERNELS | rollouts.KERNELS
+    for op, kernel in every.items():
         op.register_kernel("cpu", kernel)
     found = gradients()
-    for op in fused.KERNELS:
+    for op in every:
         op.register_kernel("cpu", op._init_fn)
     assert ((found - plain).norm(dim=1) < 1e-4 * plain.norm(dim=1)).all()

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from spr import fused, ops
+from spr import ops, rollouts
 from spr.config import Config
 from spr.encoders import Convolution, Shape, encoder_shapes, make_encoder
 from spr.errors import UserError
@@ -157,8 +157,8 @@ class TransitionModel(nn.Module):
         """Predict K steps, each from the last, given what `action_bias` makes of the actions, [K, B, H, W, C]."""
         first, bn, second = self.conv1.weight[:, : self.latent[-1]], self.bn, self.conv2
         if bn is None:
-            return fused.rollout_without_norm(z, action_bias, first, second.weight, second.bias)
-        return fused.rollout(z, action_bias, first, bn.weight, bn.bias, second.weight, second.bias, bn.eps)
+            return rollouts.rollout_without_norm(z, action_bias, first, second.weight, second.bias)
+        return rollouts.rollout(z, action_bias, first, bn.weight, bn.bias, second.weight, second.bias, bn.eps)
 
 
 class NoisyLinear(nn.Module):
