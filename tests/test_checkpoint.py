@@ -546,6 +546,10 @@ def test_two_processes_on_one_run_and_other_settings_are_refused(tmp_path, capsy
         assert said.count("\n") == 1
     assert main(order) == 0
     folder = runs.folder(tmp_path, "spr", "catch", 0)
+    with runs.locked([folder]):
+        capsys.readouterr()
+        assert main(order) == 2
+        assert "seed-0 is being worked on by process" in capsys.readouterr().err
     (folder / "result.json").unlink()
     assert main([*order, "--resume", "--set", "learner.learning_rate=0.5"]) == 2
     assert "holds an unfinished run with learner.learning_rate" in capsys.readouterr().err

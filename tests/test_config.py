@@ -221,7 +221,7 @@ def test_round_trip_through_json():
     ("changes", "message"),
     [
         ({"learner.dept": 3}, "unknown configuration field 'learner.dept'; did you mean 'learner.depth'"),
-        ({"nonsense": 3}, "unknown configuration field 'nonsense'"),
+        ({"nonsense": 3}, "unknown configuration field 'nonsense'; 'spr presets spr' lists them all"),
         ({"learner.depth": 2.5}, "learner.depth takes a whole number"),
         ({"learner.depth": True}, "learner.depth takes a whole number"),
         ({"learner.ema_decay": "0.9"}, "learner.ema_decay takes a number"),

@@ -218,11 +218,15 @@ def test_schedules_and_resets_reach_the_captured_graph():
     assert updates.rates.n_step.item() == 1
 
 
-@pytest.mark.parametrize("step", [150, 260])  # before learning starts; and between captured updates
-def test_a_restored_fleet_goes_on_to_the_same_bits(step):
+RESETS = {"network.width": 1, "reset.every": 40, "schedule.anneal_updates": 10, "schedule.epsilon_steps": 30}
+
+
+@pytest.mark.parametrize("changes", [("spr", {}), ("bbf", RESETS)])
+@pytest.mark.parametrize("step", [150, 260])  # before learning starts; and between captured updates, or on a reset
+def test_a_restored_fleet_goes_on_to_the_same_bits(changes, step):
     """Though the restored one's first updates are launched plainly, and the other's replayed from its graph."""
     tune(GPU, "bf16")
-    config = preset_config("spr").override(SMALL | {"schedule.steps": 300})
+    config = preset_config(changes[0]).override(SMALL | {"schedule.steps": 300} | changes[1])
 
     def training():
         return Training(assemble(config, make("catch", 3), [3, 1, 7], GPU, torch.bfloat16))
@@ -235,6 +239,7 @@ def test_a_restored_fleet_goes_on_to_the_same_bits(step):
     rows = [info.rows for info in resumed.run()]
     assert len(rows) == 300 - step
     assert torch.equal(resumed.fleet.state.weights, whole.fleet.state.weights)
+    assert torch.equal(resumed.fleet.state.target, whole.fleet.state.target)
     assert torch.equal(resumed.fleet.replay.priority, whole.fleet.replay.priority)
     assert all(map(torch.equal, *([t.fleet.rng.state(i) for i in range(t.fleet.rng.agents)] for t in (resumed, whole))))
 
@@ -367,10 +372,10 @@ def gradient(fleet, before):
 STATE = ("weights", "ema", "target", "first_moment", "second_moment")
 
 
-@pytest.mark.parametrize("agents", [1, 3, 10])
-def test_at_real_sizes_compiling_changes_less_than_bf16_does(agents, record_property):
+@pytest.mark.parametrize(("preset", "agents"), [("spr", 1), ("spr", 3), ("spr", 10), ("bbf", 1)])
+def test_at_real_sizes_compiling_changes_less_than_bf16_does(preset, agents, record_property):
     """Every result is made so: the paper's sizes, 18 actions, a full ring, bf16, compiled and captured."""
-    config, seeds = preset_config("spr"), list(range(agents))
+    config, seeds = preset_config(preset), list(range(agents))
     games = make("bank_heist", agents)
 
     def fleet(product):

@@ -224,8 +224,8 @@ def test_a_run_that_diverged_or_was_stopped_is_closed_without_a_score(tmp_path):
     ("options", "missing", "message"),
     [
         (["--log", "tensorbord"], None, "unknown logger 'tensorbord'; did you mean 'tensorboard'?"),
-        (["--log", "wandb", "tensorboard"], "tensorboard", "needs the package tensorboard: pip install 'spr[log]'"),
-        (["--log", "wandb"], "wandb", "--log wandb needs the package wandb: pip install 'spr[log]'"),
+        (["--log", "wandb", "tensorboard"], "tensorboard", "needs the package tensorboard: pip install tensorboard"),
+        (["--log", "wandb"], "wandb", "--log wandb needs the package wandb: pip install wandb"),
         (["--log-every", "0"], None, "--log-every takes a number of at least 1"),
     ],
 )

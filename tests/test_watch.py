@@ -442,7 +442,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path, monkeypatch, capsys
     save(tmp_path / "run", agent_at=50)
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     assert main(["watch", "run"]) == 2
-    assert "pip install 'spr[video]'" in capsys.readouterr().err
+    assert "pip install imageio-ffmpeg" in capsys.readouterr().err
     assert files(tmp_path) == ["run"]
 
 

@@ -1,7 +1,9 @@
 """Owns how the command begins: `spr`, which is `python -m spr`."""
 
 import io
+import signal
 import sys
+from typing import NoReturn
 
 
 def main() -> int:
@@ -11,11 +13,21 @@ def main() -> int:
         return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what a terminal's alphabet lacks
-    try:
-        from spr.cli import main as run  # noqa: PLC0415 - elsewhere its imports would fail with a traceback
-    except KeyboardInterrupt:
-        return 130
+    # Libraries that are interrupted while they are imported show tracebacks; nothing is lost by ending at once.
+    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not ignored, as in a background job
+    if heard:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from spr.cli import main as run  # noqa: PLC0415 - elsewhere its imports would fail with a traceback
+
+    if heard:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _stop)  # so that a half-written file is removed
     return run()
+
+
+def _stop(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

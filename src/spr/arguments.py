@@ -222,7 +222,11 @@ def _add_env_arg(command: argparse.ArgumentParser) -> None:
 
 def _add_logging(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--log", nargs="+", default=[], metavar="NAME", help="also log to tensorboard, wandb (default: files only)"
+        "--log",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="also log to tensorboard, wandb or csv (default: metrics.jsonl and episodes.jsonl only)",
     )
     command.add_argument(
         "--log-every", type=int, metavar="N", help="steps between two rows of metrics (default: 100 rows in a run)"

@@ -37,12 +37,12 @@ from spr.roms import rom_problem
 from spr.runner import FAILED, INTERRUPTED, TrainJob, evaluate_agents, run_training
 from spr.sweep import forecast, local, sweep
 
-# What each extra brings; nothing else needs it.
+# What each extra brings, modules and their packages; nothing else needs it.
 _EXTRAS = {
-    "report": ("matplotlib", "jinja2"),
-    "video": ("imageio_ffmpeg", "matplotlib", "PIL"),
-    "log": ("tensorboard", "wandb"),
-    "ray": ("ray",),
+    "report": {"matplotlib": "matplotlib", "jinja2": "jinja2"},
+    "video": {"imageio_ffmpeg": "imageio-ffmpeg", "matplotlib": "matplotlib", "PIL": "pillow"},
+    "log": {"tensorboard": "tensorboard", "wandb": "wandb"},
+    "ray": {"ray": "ray"},
 }
 _MOST_SEEDS = 10_000  # of a range
 _MOST_GAMES = 1_000  # that a file, which may be anybody's, has an evaluation play unasked
@@ -86,8 +86,8 @@ def _hint(args: argparse.Namespace) -> str:
 def _train(args: argparse.Namespace, console: Console) -> int:
     """Train one agent per game and seed, play the evaluation's games, and store everything under OUT/NAME/GAME/."""
     changes = dict(parse_override(text) for text in args.set)
-    if args.steps is not None:
-        changes["schedule.steps"] = args.steps
+    if args.steps is not None and changes.setdefault("schedule.steps", args.steps) != args.steps:
+        raise UserError(f"--steps {args.steps} and --set schedule.steps={changes['schedule.steps']}: choose one")
     if args.resume and args.overwrite:
         raise UserError("--resume goes on with a run and --overwrite starts it again: choose one")
     if args.checkpoint_every < 0:
@@ -127,6 +127,8 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
         raise UserError("--runs and --seeds both say which seeds: choose one")
     runs.check_name(args.name)
     here = args.engine == "local"
+    if here and args.address is not None:
+        raise UserError("--address is for --engine ray: name the engine, or leave the address out")
     # The driver of a cluster need not have the device that its nodes have.
     elsewhere = not here and args.device in DEVICES[1:]
     games = named_games(args.games)
@@ -376,8 +378,8 @@ def _doctor(_: argparse.Namespace, console: Console) -> int:
     say(not missing, "Atari ROMs", "all 26 games" if not missing else f"missing: {', '.join(missing)}")
     say(True, "other games", f"catch, {len(known_games()) - len(game_names()) - 1} more Atari games, Gymnasium ids")
     for extra, needed in _EXTRAS.items():
-        lacking = [package for package in needed if find_spec(package) is None]
-        found = f"not installed: pip install 'spr[{extra}]'" if lacking else "there"
+        lacking = [package for module, package in needed.items() if find_spec(module) is None]
+        found = f"not installed: pip install {' '.join(lacking)}" if lacking else "there"
         table.add_row(Text("--", style="yellow") if lacking else Text("ok", style="green"), f"extra {extra}", found)
     for name in DEVICES[1:]:
         if name == "cuda" and not torch.cuda.is_available():
@@ -400,7 +402,8 @@ def _part(name: str, extra: str) -> Any:
     try:
         return import_module(f"spr.{name}")
     except ModuleNotFoundError as error:
-        raise UserError(f"'spr {name}' needs the package {error.name}: pip install 'spr[{extra}]'") from error
+        packages = " ".join(_EXTRAS[extra].values())
+        raise UserError(f"'spr {name}' needs the package {error.name}: pip install {packages}") from error
 
 
 def _seeds(texts: Sequence[str]) -> list[int]:

@@ -287,7 +287,8 @@ def _known_field(name: str) -> Field:
         raise UserError("augment.crop is given by augment.crop_margin now: how much smaller than a frame it is")
     if name not in by_name:
         shown = name[:_LONGEST]  # it may come from a file, and be of any length
-        raise UserError(f"unknown configuration field '{shown}'{did_you_mean(shown, by_name)}")
+        hint = did_you_mean(shown, by_name) or "; 'spr presets spr' lists them all"
+        raise UserError(f"unknown configuration field '{shown}'{hint}")
     return by_name[name]
 
 

@@ -23,9 +23,9 @@ _BESIDE = {  # what is published of other presets, shown where they were played
     "bbf_rr8": ("BBF RR8",),
 }
 _RANGES = {  # by how many runs of a game there are at least
-    1: ("p5", "p95", "90% of its runs"),
-    3: ("mean_of_3_lo", "mean_of_3_hi", "95% of means of three runs"),
-    5: ("mean_of_5_lo", "mean_of_5_hi", "95% of means of five runs"),
+    1: ("p5", "p95", "90% of single runs"),
+    3: ("mean_of_3_lo", "mean_of_3_hi", "95% of means of three"),
+    5: ("mean_of_5_lo", "mean_of_5_hi", "95% of means of five"),
 }
 _STAR = "\\*"
 
@@ -39,9 +39,10 @@ def front_page(records: Sequence[Record], draws: int, random: np.random.Generato
     # First of all, as in a report: so both draw the same numbers, and have the same intervals.
     over_games = _over_games(methods, draws, random).markdown()
     parts = [_by_game(methods, starred, draws, random).markdown(), over_games]
+    few = any(len(method.scores) < method.all_games for method in methods)
     words = (
         "Means of raw scores, with their 95% bootstrap interval where there are several runs; below, human-normalised "
-        "scores over all 26 games."
+        + ("scores: rows of fewer than 26 games can't be compared with others." if few else "scores over all 26 games.")
     )
     if starred:
         words += f" {_STAR} played with another ROM than the published scores."
@@ -61,9 +62,9 @@ def _outside(records: Sequence[Record], methods: Sequence[Method]) -> list[str]:
         above = [game for game, runs in method.scores.items() if runs.mean() > high[game]]
         named = [f"{where} {', '.join(games)}" for where, games in (("below", below), ("above", above)) if games]
         if named:
-            words = " or ".join(_RANGES[least][2] for least in sorted(set(size.values())))
-            if len(set(size.values())) > 1:
-                words += ", by how many there are of the game"
+            sizes = sorted(set(size.values()))
+            words = ", ".join(_RANGES[least][2] for least in sizes)
+            words += "; a game with four runs is held against means of three, and so on" if len(sizes) > 1 else ""
             lines.append(
                 f"Means of {method.name} outside the range of the authors' code ({words}): {'; '.join(named)}."
             )
@@ -107,10 +108,7 @@ def _over_games(methods: Sequence[Method], draws: int, random: np.random.Generat
         if ours or row[0].value in shown:
             name = row[0]._replace(value=f"{row[0].value}, ours" if ours else f"{row[0].value}, {row[1].value}")
             cells = [name, *row[1:]]
-            # A single run of each game has no interval.
-            single = ours and "1 run each" in str(row[2].value)
-            bare = [cell._replace(low=None, high=None) if single else cell for cell in cells]
-            rows.append([bare[i]._replace(note="") for i in kept])
+            rows.append([cells[i]._replace(note="") for i in kept])
     return Table("over_games", "Over games", [table.columns[i] for i in kept], rows)
 
 

@@ -102,7 +102,7 @@ def check(names: Sequence[str]) -> None:
             )
         found = find_spec(name)
         if found is None or found.origin is None:  # a mere folder of that name, such as wandb's own, has no origin
-            raise UserError(f"--log {name} needs the package {name}: pip install 'spr[log]'")
+            raise UserError(f"--log {name} needs the package {name}: pip install {name}")
 
 
 def make(names: Sequence[str], out: Path) -> Loggers:

@@ -63,7 +63,7 @@ def read(paths: Sequence[Path]) -> Reading:
     """Read every result below the given folders."""
     records: list[Record] = []
     left_out: list[str] = []
-    for path in paths:
+    for path in {path.resolve(): path for path in paths}.values():
         found = sorted(path.rglob("result.json")) if path.is_dir() else [path] if path.is_file() else []
         if not found:
             left_out.append(

@@ -132,6 +132,8 @@ def refuse_taken(paths: Sequence[Path], overwrite: bool) -> None:
         except OSError as error:
             raise unusable(path, error) from error
         if found and not overwrite:
+            if (holder := worked_on_by(path)) is not None:
+                raise _held(path, holder)
             kind = "a finished" if "result.json" in found else "an unfinished"
             raise UserError(
                 f"{path} holds {kind} run: go on with --resume, replace it with --overwrite, or give this one a --name"
@@ -154,10 +156,14 @@ def locked(paths: Sequence[Path]) -> Iterator[None]:
                 held.enter_context(locks.hold(_lock_of(path)))
                 remove_leftovers(path)
             except locks.HeldError as error:
-                raise UserError(f"{path} is being worked on by {error.holder}: wait for it, or stop it") from None
+                raise _held(path, error.holder) from None
             except OSError as error:
                 raise unusable(path, error) from error
         yield
+
+
+def _held(path: Path, holder: locks.Holder) -> UserError:
+    return UserError(f"{path} is being worked on by {holder}: wait for it, or stop it")
 
 
 def worked_on_by(path: Path) -> locks.Holder | None:

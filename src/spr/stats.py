@@ -60,14 +60,14 @@ def median(scores: Scores) -> NDArray[np.float64]:
 def iqm(scores: Scores) -> NDArray[np.float64]:
     """Return the interquartile mean: of all runs of all games, without the best and the worst quarter.
 
-    Games count alike, so a run counts the less the more there are of its game.
+    Games count alike, so a run counts the less the more there are of its game; one on a quarter's edge counts in part.
+    (rliable leaves out whole runs, which is the same where all games have as many, and four divide the number of all.)
     """
     runs = np.concatenate(scores, -1)
     order = np.argsort(runs, -1)
     share = np.concatenate([np.full(x.shape[-1], 1 / (len(scores) * x.shape[-1])) for x in scores])[order]
-    cut = runs.shape[-1] // 4 / runs.shape[-1]  # whole runs, where there are equally many of each game
     end = np.cumsum(share, -1)
-    kept = np.clip(np.minimum(end, 1 - cut) - np.maximum(end - share, cut), 0, None)
+    kept = np.clip(np.minimum(end, 0.75) - np.maximum(end - share, 0.25), 0, None)
     value: NDArray[np.float64] = (kept * np.take_along_axis(runs, order, -1)).sum(-1) / kept.sum(-1)
     return value
 

@@ -137,6 +137,11 @@ class Method(NamedTuple):
         return [normalise(game, self.scores[game], reference_scores(reference)[game]) for game in games or self.scores]
 
     @property
+    def single(self) -> bool:
+        """Whether no game has a second run, so that nothing says how far runs differ."""
+        return all(len(runs) == 1 for runs in self.scores.values())
+
+    @property
     def complete(self) -> bool:
         """Whether all games are there, with equally many runs each."""
         counts = {len(runs) for runs in self.scores.values()}
@@ -226,6 +231,8 @@ def aggregates(methods: Sequence[Method], draws: int, random: np.random.Generato
     for method in methods:
         found = {name: _estimate(f, method.human(), draws, random) for name, f in _AGGREGATES.items()}
         found |= {name: _estimate(f, method.by("dqn_50m"), draws, random) for name, f in _BY_DQN.items()}
+        if method.single:
+            found = {name: cell._replace(low=None, high=None) for name, cell in found.items()}
         marked = Cell(method.runs_text(), note="" if method.complete else "incomplete")
         rows.append(_aggregate_row(method.name, Cell("ours"), marked, found))
     for column, name in PUBLISHED.items():
@@ -241,11 +248,11 @@ def aggregates(methods: Sequence[Method], draws: int, random: np.random.Generato
     ]
     if any(len(method.scores) < method.all_games for method in methods):
         notes.append(
-            "Rows marked incomplete lack games or runs: they must not be compared with rows of 26 games. "
-            "The table of the same games, below, is what they can be compared by."
+            "Rows of fewer than 26 games must not be compared with rows of 26. The table of the same games, below, is "
+            "what they can be compared by."
         )
-    elif not all(method.complete for method in methods):
-        notes.append("Rows marked incomplete have unequally many runs of their games, and games with few weigh less.")
+    if any(len(method.scores) == method.all_games and not method.complete for method in methods):
+        notes.append("Where a row of 26 games is marked incomplete, they have unequally many runs; they count alike.")
     columns = ["method", "source", "runs", *_AGGREGATES, *_BY_DQN]
     return Table("aggregates", "Aggregates over games", columns, rows, notes)
 
@@ -258,11 +265,11 @@ def _aggregate_row(name: str, source: Cell, runs_text: Cell, found: Mapping[str,
 
 
 def same_games(methods: Sequence[Method]) -> list[Table]:
-    """Compare each incomplete method with the paper's on exactly its games."""
+    """Compare each method that lacks games with those that have its games, ours and the paper's, on exactly these."""
     tables = []
     sets = dict.fromkeys(tuple(method.scores) for method in methods if len(method.scores) < len(game_names()))
     for number, games in enumerate(sets, start=1):
-        ours = [(m.name, "ours", m.human(games)) for m in methods if tuple(m.scores) == games]
+        ours = [(m.name, "ours", m.human(games)) for m in methods if set(games) <= set(m.scores)]
         theirs = [(name, "paper", published_on(column, games)) for column, name in PUBLISHED.items()]
         theirs += [(name, "published", published_on(column, games)) for column, name in _MEASURED_SINCE.items()]
         rows = [
@@ -346,7 +353,8 @@ def _since() -> list[list[Cell]]:
         names = ("iqm", "median", "mean", "optimality_gap", "superhuman")
         found = {title: Cell(float(row[name])) for title, name in zip(_AGGREGATES, names, strict=True) if row[name]}
         runs_text = Cell(f"26 games, {row['runs']} runs each", note=row["note"])
-        rows.append(_aggregate_row(row["method"], Cell("published"), runs_text, found))
+        source = "recalled" if row["note"].startswith("recalled") else "published"  # the paper was not at hand
+        rows.append(_aggregate_row(row["method"], Cell(source), runs_text, found))
     return rows
 
 

@@ -345,7 +345,7 @@ def writing(path: Path, fps: int, overwrite: bool = False) -> Iterator[Show]:
 
         program = imageio_ffmpeg.get_ffmpeg_exe()
     except (ImportError, RuntimeError) as error:
-        raise UserError("a film is written by imageio-ffmpeg, which is not here: pip install 'spr[video]'") from error
+        raise UserError("a film is written by imageio-ffmpeg, which is not here: pip install imageio-ffmpeg") from error
     pictures = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{WIDTH}x{HEIGHT}", "-r", str(fps), "-i", "pipe:0"]
     begin = [program, "-loglevel", "error", "-y", *pictures, *_FORMS[path.suffix.lower()]]
     with tempfile.TemporaryFile() as said, _taking_place_of(path) as beside:
