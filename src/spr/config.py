@@ -54,7 +54,8 @@ class Config:
         need = self.horizon + self.observation.stack + self.replay.batch_size
         if min(self.schedule.learning_starts, self.replay.capacity) < need:
             raise UserError(
-                f"schedule.learning_starts and replay.capacity must be at least {need} to fill a first batch"
+                f"schedule.learning_starts and replay.capacity must be at least {need} to fill a first batch "
+                f"of {self.replay.batch_size} sequences that reach {self.horizon} steps ahead"
             )
 
     def _check_parts(self) -> None:
