@@ -24,7 +24,7 @@ from spr.games import game_names, normalised, reference_scores, reference_table
 from spr.methods import PRESETS, preset_config
 from spr.report import front, write
 from spr.results import BENCHMARK, read, with_equal_games
-from spr.tables import PUBLISHED, Method, methods_of, per_game
+from spr.tables import PUBLISHED, Method, methods_of, per_game, same_games
 
 REPOSITORY = Path(__file__).parents[1]
 RULES = {"name": "atari-100k", "version": 1, "training_steps": 100_000, "evaluation_episodes": 100}
@@ -300,6 +300,9 @@ def test_what_was_published_of_later_agents_stands_beside_ours_where_one_was_pla
     assert breakout["SR-SPR with 16 updates per step (recalled)"].value == 25.5
     assert "BBF RR2, published" in front(found, draws=50)
     result(tmp_path, "sr_spr", "pong")
+    (same,) = same_games(methods_of(read([tmp_path]).records))
+    means = {row[0].value: row[2].value for row in same.rows if row[1].value == "published"}
+    assert means["BBF, 14 runs"] == pytest.approx(normalised("pong", 13.7))
     assert "SR-SPR RR16, recalled" in front(read([tmp_path]).records, draws=50)
     assert "BBF" not in front(read([REPOSITORY / "results" / "spr"]).records, draws=50)
 

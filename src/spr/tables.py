@@ -189,7 +189,8 @@ def methods_of(records: Sequence[Record]) -> list[Method]:
 
 def published_on(column: str, games: Iterable[str]) -> list[NDArray[np.float64]]:
     """Return a published method's human-normalised mean scores, one array of one number per game."""
-    scores = _since_by_game(column) if column in _MEASURED_SINCE else reference_scores(column)
+    by_game = _since_by_game if column in _MEASURED_SINCE else _later_by_game if column in _LATER else reference_scores
+    scores = by_game(column)
     return [normalise(game, np.array([scores[game]]), reference_scores("human")[game]) for game in games]
 
 
@@ -201,9 +202,14 @@ def _later_by_game(column: str) -> dict[str, float]:
     return {row["game"]: float(row[column]) for row in reference_table("later_agents")}
 
 
+def _later(methods: Sequence[Method]) -> Mapping[str, str]:
+    """Return the columns of the agents that followed, with their names for people, where one of them was played."""
+    return _LATER if any(method.name.removesuffix(PUBLISHED_ROMS) in _LATER for method in methods) else {}
+
+
 def per_game(methods: Sequence[Method], draws: int, random: np.random.Generator) -> Table:
     """Return the paper's per-game table with our methods beside."""
-    later = _LATER if any(method.name.removesuffix(PUBLISHED_ROMS) in _LATER for method in methods) else {}
+    later = _later(methods)
     known = [*(f"{name} (paper)" for name in PUBLISHED.values()), *_MEASURED_SINCE.values(), *later.values()]
     columns = ["game", "random", "human", *(f"{method.name} (ours)" for method in methods), *reversed(known)]
     since = [_since_by_game(column) for column in _MEASURED_SINCE] + [_later_by_game(column) for column in later]
@@ -252,7 +258,7 @@ def aggregates(methods: Sequence[Method], draws: int, random: np.random.Generato
             "what they can be compared by."
         )
     if any(len(method.scores) == method.all_games and not method.complete for method in methods):
-        notes.append("Where a row of 26 games is marked incomplete, they have unequally many runs; they count alike.")
+        notes.append("A row of 26 games is marked incomplete where these have unequally many runs; they count alike.")
     columns = ["method", "source", "runs", *_AGGREGATES, *_BY_DQN]
     return Table("aggregates", "Aggregates over games", columns, rows, notes)
 
@@ -271,7 +277,8 @@ def same_games(methods: Sequence[Method]) -> list[Table]:
     for number, games in enumerate(sets, start=1):
         ours = [(m.name, "ours", m.human(games)) for m in methods if set(games) <= set(m.scores)]
         theirs = [(name, "paper", published_on(column, games)) for column, name in PUBLISHED.items()]
-        theirs += [(name, "published", published_on(column, games)) for column, name in _MEASURED_SINCE.items()]
+        since = {**_MEASURED_SINCE, **_later(methods)}
+        theirs += [(name, "published", published_on(column, games)) for column, name in since.items()]
         rows = [
             [Cell(name), Cell(who), Cell(float(stats.mean(scores))), Cell(float(stats.median(scores))),
              Cell(float(stats.superhuman(scores)), digits=0)]
