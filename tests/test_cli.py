@@ -308,7 +308,7 @@ def test_a_stopped_run_leaves_an_agent_that_can_be_played(number, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_film_that_is_stopped_leaves_nothing_half_written(number, finished, tmp_path):
     film = tmp_path / "film.mp4"
     watch = [*HEARING, "-m", "spr", "watch", str(finished), "--out", str(film), "--steps", "5000"]

@@ -21,8 +21,9 @@ def main() -> int:
 
     if heard:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _stop)  # so that a half-written file is removed
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, so that a half-written file is removed
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _stop)
     return run()
 
 
