@@ -340,6 +340,8 @@ def test_contradictory_options_are_refused(tmp_path, capsys):
     steps = ["train", "catch", "--steps", "300", "--set", "schedule.steps=400", "--out", str(tmp_path / "runs")]
     assert main(steps) == 2
     assert capsys.readouterr().err == "spr: --steps 300 and --set schedule.steps=400: choose one\n"
+    assert main(["sweep", "--games", "catch", *steps[2:], "--dry-run"]) == 2
+    assert capsys.readouterr().err == "spr: --steps 300 and --set schedule.steps=400: choose one\n"
     plan = ["sweep", "--presets", "spr", "--games", "catch", "--address", "here:1", "--out", str(tmp_path / "runs")]
     assert main([*plan, "--dry-run"]) == 2
     assert "--address is for --engine ray" in capsys.readouterr().err

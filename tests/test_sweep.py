@@ -335,7 +335,7 @@ def test_a_failed_fleet_is_listed_and_does_not_stop_the_others(whole, tmp_path):
     ("more", "differs"),
     [
         (["--set", "learner.depth=1"], "learner.depth 2, not 1"),
-        (["--steps", "160"], "schedule.steps 150, not 160"),
+        (["--set", "schedule.steps=160"], "schedule.steps 150, not 160"),
         (["--set", "evaluation.episodes=4"], "evaluation.episodes 3, not 4"),
     ],
 )

@@ -85,9 +85,7 @@ def _hint(args: argparse.Namespace) -> str:
 
 def _train(args: argparse.Namespace, console: Console) -> int:
     """Train one agent per game and seed, play the evaluation's games, and store everything under OUT/NAME/GAME/."""
-    changes = dict(parse_override(text) for text in args.set)
-    if args.steps is not None and changes.setdefault("schedule.steps", args.steps) != args.steps:
-        raise UserError(f"--steps {args.steps} and --set schedule.steps={changes['schedule.steps']}: choose one")
+    changes = _changes(args)
     if args.resume and args.overwrite:
         raise UserError("--resume goes on with a run and --overwrite starts it again: choose one")
     if args.checkpoint_every < 0:
@@ -117,6 +115,14 @@ def _train(args: argparse.Namespace, console: Console) -> int:
         return run_training(job, consumer, stop.check, resume_runs=args.resume, overwrite=args.overwrite)
 
 
+def _changes(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields that a command changes."""
+    changes = dict(parse_override(text) for text in args.set)
+    if args.steps is not None and changes.setdefault("schedule.steps", args.steps) != args.steps:
+        raise UserError(f"--steps {args.steps} and --set schedule.steps={changes['schedule.steps']}: choose one")
+    return changes
+
+
 def _sweep(args: argparse.Namespace, console: Console) -> int:
     """Train every method on every game with every seed, in fleets; finished runs are skipped, others go on."""
     for name, least in (("runs", 1), ("agents", 1), ("together", 1), ("checkpoint_every", 0), ("log_every", 1)):
@@ -138,7 +144,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
         out=args.out,
         device=device,
         precision=choose_precision(args.precision, device),
-        changes=(*args.set, *([f"schedule.steps={args.steps}"] if args.steps is not None else [])),
+        changes=tuple(f"{name}={value}" for name, value in _changes(args).items()),
         checkpoint_every=args.checkpoint_every,
         name=args.name,
         exactly=args.precision != "auto",
