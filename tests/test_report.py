@@ -284,8 +284,8 @@ def test_a_front_page_names_the_games_in_which_spr_is_not_where_its_authors_code
     for seed in (3, 4):  # of one game more are known, which says more of it
         result(tmp_path / "three", game="hero", seed=seed, score=float(spread["hero"]["mean_of_3_hi"]) - 1)
     assert front(read([tmp_path / "three"]).records, draws=50).splitlines()[-1] == (
-        "Means of spr outside the range of the authors' code (95% of means of three, 95% of means of five; a game "
-        "with four runs is held against means of three, and so on): above hero, qbert."
+        "Means of spr outside the range of the authors' code (95% of means of three, 95% of means of five: the "
+        "most that a game has runs for): above hero, qbert."
     )
 
 

@@ -260,12 +260,12 @@ def test_costs_follow_what_finished_runs_took(tmp_path, monkeypatch):
 def test_a_known_gpus_rates_are_used_before_anything_is_finished(tmp_path, monkeypatch):
     monkeypatch.setattr("spr.plan.device_name", lambda _: "NVIDIA H200")
     cost = Rates([], settings(tmp_path, ())).cost
-    assert cost(Job("spr", ("pong",), tuple(range(10)))).seconds == pytest.approx(419.7 + 160)
-    assert cost(Job("spr", ("pong",), (0, 1))).seconds == pytest.approx(100 * (1.795 + (2.552 - 1.795) / 3) + 32)
-    assert cost(Job("spr", ("pong",), tuple(range(128)))).seconds == pytest.approx(1900.6 * 2 + 2048)
+    assert cost(Job("spr", ("pong",), tuple(range(10)))).seconds == pytest.approx(419.7 + 95)
+    assert cost(Job("spr", ("pong",), (0, 1))).seconds == pytest.approx(100 * (1.795 + (2.552 - 1.795) / 3) + 19)
+    assert cost(Job("spr", ("pong",), tuple(range(128)))).seconds == pytest.approx(1900.6 * 2 + 1216)
     # DER makes one update per step where SPR makes two; rows of a preset's own come first.
-    assert cost(Job("der", ("pong",), (0,))).seconds == pytest.approx(179.5 / 2 + 16)
-    assert cost(Job("bbf", ("pong",), (0,))).seconds == pytest.approx(1148.6 + 16)
+    assert cost(Job("der", ("pong",), (0,))).seconds == pytest.approx(179.5 / 2 + 9.5)
+    assert cost(Job("bbf", ("pong",), (0,))).seconds == pytest.approx(1148.6 + 270)
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """Owns the protocol's evaluation: a fixed number of whole games per agent, each counted from before its first move.
 
-Games do not depend on each other (see `playing`). So agents score the same in any company, and games are played
-wherever and whenever a core is free: by emulators in this process (see `here`), or beside a GPU in processes of their
-own (see `elsewhere`).
+Games do not depend on each other (see `playing`). So agents score the same in any company, up to the rounding of
+products (an agent by itself is one batch), and games are played wherever and whenever a core is free: by emulators in
+this process (see `here`), or beside a GPU in processes of their own (see `elsewhere`).
 Shapes: S agents, R rows of E emulators, each row lent to one agent; L lanes of rows that act by the same parameters; A
 actions; frames are [C, H, W].
 """

@@ -63,7 +63,9 @@ def box_plot(methods: Sequence[Method]) -> Drawing:
     legend_outside(figure, [*ours_keys, Patch(**_PAPER, label="published, over 26 games")])
     words = "Each dot is one game's mean score; boxes hold the middle half of the games, the line is the median."
     if not all(method.complete for method in methods):
-        words += " Hatched boxes lack games or runs, and can't be compared with the others."
+        words += (
+            " Hatched boxes lack games or have unequally many runs of them; the former can't be compared with others."
+        )
     return drawing("box_plot", "Spread over games", words, figure)
 
 
@@ -166,7 +168,9 @@ def iqms(methods: Sequence[Method], draws: int, random: np.random.Generator) -> 
     legend_outside(figure, [*_keys({method.complete for method in methods}), key("published", marker="o")])
     words = "Diamonds with bars are ours with 95% intervals; dots are published values, over 26 games."
     if not all(method.complete for method in methods):
-        words += " Hollow diamonds lack games or runs, and can't be compared with the dots."
+        words += (
+            " Hollow diamonds lack games or have unequally many runs of them; the former can't be compared with dots."
+        )
     return drawing("iqm", "Interquartile means", words, figure)
 
 

@@ -27,15 +27,15 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     A link in that place is replaced, not followed. Whoever gives the file to another program does so by its `name`.
     """
     beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-    with open(beside, "xb", opener=_unfollowed) as file:
-        try:
+    try:
+        with open(beside, "xb", opener=_unfollowed) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
             beside.replace(path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # lets the renaming reach the disk

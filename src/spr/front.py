@@ -62,9 +62,8 @@ def _outside(records: Sequence[Record], methods: Sequence[Method]) -> list[str]:
         above = [game for game, runs in method.scores.items() if runs.mean() > high[game]]
         named = [f"{where} {', '.join(games)}" for where, games in (("below", below), ("above", above)) if games]
         if named:
-            sizes = sorted(set(size.values()))
-            words = ", ".join(_RANGES[least][2] for least in sizes)
-            words += "; a game with four runs is held against means of three, and so on" if len(sizes) > 1 else ""
+            words = ", ".join(_RANGES[least][2] for least in sorted(set(size.values())))
+            words += ": the most that a game has runs for" if len(set(size.values())) > 1 else ""
             lines.append(
                 f"Means of {method.name} outside the range of the authors' code ({words}): {'; '.join(named)}."
             )

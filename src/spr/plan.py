@@ -190,20 +190,21 @@ class Rates:
                 self._learn(job.preset, runs.result(settings.folder(job, member)), name)
         rows = [row for row in reference_table("rates") if row["device"].partition(",")[0] == name]
         self._known: dict[str, dict[int, float]] = {}
+        self._known_eval_seconds: dict[str, list[float]] = {}
         for row in rows:
             self._known.setdefault(row["preset"], {})[int(row["agents"])] = float(row["step_ms"]) / 1e3
-        self._known_eval_seconds = [float(row["evaluation_s_per_agent"]) for row in rows]
+            self._known_eval_seconds.setdefault(row["preset"], []).append(float(row["evaluation_s_per_agent"]))
 
     def cost(self, job: Job) -> Cost:
         """Return what a job is expected to take; methods that never ran here as long as SPR with as many updates."""
         config, agents = self._settings.config(job.preset, job.games[0]), len(job.members)
         need = fleet_memory(config, agents, self._settings.device)
         seen = {size: median(found) for size, found in self._steps.get(job.preset, {}).items()}
+        like = job.preset if job.preset in self._known else "spr"
         if not seen:
-            like = job.preset if job.preset in self._known else "spr"
             more = config.schedule.updates_per_step / preset_config(like).schedule.updates_per_step
             seen = {size: more * seconds for size, seconds in self._known.get(like, {}).items()}
-        eval_seconds = self._eval_seconds or self._known_eval_seconds
+        eval_seconds = self._eval_seconds or self._known_eval_seconds.get(like, [])
         if not seen or not eval_seconds:
             return Cost(None, need)
         training = config.schedule.steps * _between(seen, agents)

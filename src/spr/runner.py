@@ -328,7 +328,7 @@ def _evaluate(job: TrainJob, trained: _Trained, tell: Consumer, stop: Callable[[
         if len(trained.runs) == 1:
             tell(failure(trained.runs[0], f"{fault}; its agent is saved: --resume judges it again"))
             return []
-        # Agents score the same in any company, so they can as well be judged one by one.
+        # Agents score alike in any company, so they can as well be judged one by one.
         each = [
             _Trained([run], {name: p[[i]] for name, p in trained.params.items()}, trained.about)
             for i, run in enumerate(trained.runs)

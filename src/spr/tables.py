@@ -278,7 +278,10 @@ def same_games(methods: Sequence[Method]) -> list[Table]:
         ours = [(m.name, "ours", m.human(games)) for m in methods if set(games) <= set(m.scores)]
         theirs = [(name, "paper", published_on(column, games)) for column, name in PUBLISHED.items()]
         since = {**_MEASURED_SINCE, **_later(methods)}
-        theirs += [(name, "published", published_on(column, games)) for column, name in since.items()]
+        theirs += [
+            (name, "recalled" if "recalled" in name else "published", published_on(column, games))
+            for column, name in since.items()
+        ]
         rows = [
             [Cell(name), Cell(who), Cell(float(stats.mean(scores))), Cell(float(stats.median(scores))),
              Cell(float(stats.superhuman(scores)), digits=0)]

@@ -349,8 +349,9 @@ def writing(path: Path, fps: int, overwrite: bool = False) -> Iterator[Show]:
     pictures = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{WIDTH}x{HEIGHT}", "-r", str(fps), "-i", "pipe:0"]
     begin = [program, "-loglevel", "error", "-y", *pictures, *_FORMS[path.suffix.lower()]]
     with tempfile.TemporaryFile() as said, _taking_place_of(path) as beside:
+        # Into the open file, not by its name: who is stopped while FFmpeg starts has removed that already.
         process = subprocess.Popen(
-            [*begin, f"file:{beside.name}"], stdin=subprocess.PIPE, stderr=said, start_new_session=True
+            [*begin, "-fd", "1", "fd:"], stdin=subprocess.PIPE, stdout=beside, stderr=said, start_new_session=True
         )
         assert process.stdin is not None
 
