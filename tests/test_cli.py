@@ -337,6 +337,12 @@ def test_a_command_that_is_stopped_while_libraries_load_shows_no_traceback(libra
     assert process.returncode in (130, -signal.SIGINT)
 
 
+def test_a_second_change_needs_its_own_set(tmp_path, capsys):
+    assert main(["train", "catch", "--out", str(tmp_path), "--set", "learner.depth=2", "network.hidden=8"]) == 2
+    said = capsys.readouterr().err
+    assert said == "spr: 'network.hidden=8' needs an option before it: each --set and each --env-arg takes one\n"
+
+
 def test_contradictory_options_are_refused(tmp_path, capsys):
     steps = ["train", "catch", "--steps", "300", "--set", "schedule.steps=400", "--out", str(tmp_path / "runs")]
     assert main(steps) == 2

@@ -27,7 +27,10 @@ class _Parser(argparse.ArgumentParser):
         known, unknown = self.parse_known_args(args, namespace)
         if unknown:
             options = [option for command in self._subparsers_of(known) for option in command._option_string_actions]
-            raise UserError(f"unknown option '{unknown[0]}'{did_you_mean(unknown[0], options)} (see 'spr --help')")
+            first = unknown[0]
+            if not first.startswith("-") and "=" in first:
+                raise UserError(f"'{first}' needs an option before it: each --set and each --env-arg takes one")
+            raise UserError(f"unknown option '{first}'{did_you_mean(first, options)} (see 'spr --help')")
         return known
 
     def _subparsers_of(self, known: argparse.Namespace) -> list[argparse.ArgumentParser]:
