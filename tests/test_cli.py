@@ -282,6 +282,14 @@ def test_evaluating_a_damaged_run_is_refused(finished, capsys):
     assert main(["evaluate", str(folder)]) == 2
 
 
+def said_at_the_end(process):
+    """What a process that is to end by itself, within a minute, has written."""
+    try:
+        return process.communicate(timeout=60)
+    finally:
+        process.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stopped_run_leaves_an_agent_that_can_be_played(number, tmp_path):
@@ -293,10 +301,7 @@ def test_a_stopped_run_leaves_an_agent_that_can_be_played(number, tmp_path):
         time.sleep(0.05)
     os.kill(process.pid, number)
     os.kill(process.pid, number)  # as `timeout` does: once to the process and once to its group
-    try:
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
+    out, err = said_at_the_end(process)
     assert process.returncode == 130
     assert err == ""
     assert "stopped after" in out
@@ -316,10 +321,7 @@ def test_a_film_that_is_stopped_leaves_nothing_half_written(number, finished, tm
     while not list(tmp_path.glob("film.mp4.*.part")) and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(number)
-    try:
-        _, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
+    _, err = said_at_the_end(process)
     assert process.returncode == 130
     assert err == "spr: stopped at once\n"
     assert list(tmp_path.glob("film*")) == []
@@ -332,7 +334,7 @@ def test_a_command_that_is_stopped_while_libraries_load_shows_no_traceback(libra
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert any(f" {library}" in line for line in process.stderr)  # it has loaded so much
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = said_at_the_end(process)
     assert "Traceback" not in err
     assert process.returncode in (130, -signal.SIGINT)
 

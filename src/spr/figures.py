@@ -159,7 +159,7 @@ def iqms(methods: Sequence[Method], draws: int, random: np.random.Generator) -> 
         estimate(axes, i, found, style(0, methods[i].complete) | {"marker": "D"})
     for i, row in enumerate(known, start=len(ours)):
         axes.plot(float(row["iqm"]), i, marker="o", markersize=5, color=GREY)
-    names = [*(name for name, _ in ours), *(f"{row['method']}, published" for row in known)]
+    names = [*(name for name, _ in ours), *(f"{row['method']}, {row['source']}" for row in known)]
     axes.set_yticks(range(len(names)), names, fontsize=7.5)
     axes.invert_yaxis()
     axes.set_xlim(left=0)

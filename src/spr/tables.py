@@ -25,10 +25,11 @@ PUBLISHED = {  # columns of the paper's per-game table, with their names for peo
 _MEASURED_SINCE = {"mean_100": "SPR, 100 runs", "jax_mean_49": "SPR in JAX, 49 runs"}  # by game, of the authors' codes
 _LATER = {  # by game, of the agents that followed; our presets' names
     "spr_resets": "SPR + resets, 32 runs",
-    "sr_spr": "SR-SPR with 16 updates per step (recalled)",
+    "sr_spr": "SR-SPR with 16 updates per step",
     "bbf": "BBF, 14 runs",
-    "bbf_rr8": "BBF with 8 updates per step, 50 runs (recalled)",
+    "bbf_rr8": "BBF with 8 updates per step, 50 runs",
 }
+_RECALLED = ("sr_spr", "bbf_rr8")  # of these: the published table was not at hand
 _AGGREGATES = {
     "IQM": stats.iqm,
     "median": stats.median,
@@ -189,35 +190,36 @@ def methods_of(records: Sequence[Record]) -> list[Method]:
 
 def published_on(column: str, games: Iterable[str]) -> list[NDArray[np.float64]]:
     """Return a published method's human-normalised mean scores, one array of one number per game."""
-    by_game = _since_by_game if column in _MEASURED_SINCE else _later_by_game if column in _LATER else reference_scores
-    scores = by_game(column)
+    scores = _by_game(column)
     return [normalise(game, np.array([scores[game]]), reference_scores("human")[game]) for game in games]
 
 
-def _since_by_game(column: str) -> dict[str, float]:
-    return {row["game"]: float(row[column]) for row in reference_table("spr_run_spread")}
+def _by_game(column: str) -> Mapping[str, float]:
+    """Return the published mean scores of a column, whichever table has it."""
+    if column in PUBLISHED:
+        return reference_scores(column)
+    table = reference_table("spr_run_spread" if column in _MEASURED_SINCE else "later_agents")
+    return {row["game"]: float(row[column]) for row in table}
 
 
-def _later_by_game(column: str) -> dict[str, float]:
-    return {row["game"]: float(row[column]) for row in reference_table("later_agents")}
-
-
-def _later(methods: Sequence[Method]) -> Mapping[str, str]:
-    """Return the columns of the agents that followed, with their names for people, where one of them was played."""
-    return _LATER if any(method.name.removesuffix(PUBLISHED_ROMS) in _LATER for method in methods) else {}
+def _since_the_paper(methods: Sequence[Method]) -> dict[str, str]:
+    """Return columns with their names for people: the authors' codes, and where one was played the later agents."""
+    later = any(method.name.removesuffix(PUBLISHED_ROMS) in _LATER for method in methods)
+    return _MEASURED_SINCE | (_LATER if later else {})
 
 
 def per_game(methods: Sequence[Method], draws: int, random: np.random.Generator) -> Table:
     """Return the paper's per-game table with our methods beside."""
-    later = _later(methods)
-    known = [*(f"{name} (paper)" for name in PUBLISHED.values()), *_MEASURED_SINCE.values(), *later.values()]
+    since = _since_the_paper(methods)
+    known = [f"{name} (paper)" for name in PUBLISHED.values()]
+    known += [name + (" (recalled)" if column in _RECALLED else "") for column, name in since.items()]
     columns = ["game", "random", "human", *(f"{method.name} (ours)" for method in methods), *reversed(known)]
-    since = [_since_by_game(column) for column in _MEASURED_SINCE] + [_later_by_game(column) for column in later]
+    measured = [_by_game(column) for column in since]
     rows = []
     for game in game_names():
         published = [Cell(reference_scores(name)[game], digits=1) for name in ("random", "human", *PUBLISHED)]
         ours = [_mean_cell(method.scores.get(game), draws, random) for method in methods]
-        theirs = [*published[2:], *(Cell(scores[game], digits=1) for scores in since)]
+        theirs = [*published[2:], *(Cell(scores[game], digits=1) for scores in measured)]
         compared = [*ours, *reversed(theirs)]
         top = max(float(cell.value) for cell in compared if cell.value is not None)
         marked = [cell._replace(best=cell.value == top) for cell in compared]
@@ -226,7 +228,7 @@ def per_game(methods: Sequence[Method], draws: int, random: np.random.Generator)
         "Mean raw scores, with the 95% bootstrap interval of the mean and the number of runs. With fewer than five "
         "runs such an interval is too narrow. The best method of a row is in bold type."
     ]
-    if later:
+    if any(column in _RECALLED for column in since):
         notes.append("Recalled: the published table was not at hand; its mean and median over games are met.")
     return Table("per_game", "Scores by game", columns, rows, notes)
 
@@ -277,10 +279,9 @@ def same_games(methods: Sequence[Method]) -> list[Table]:
     for number, games in enumerate(sets, start=1):
         ours = [(m.name, "ours", m.human(games)) for m in methods if set(games) <= set(m.scores)]
         theirs = [(name, "paper", published_on(column, games)) for column, name in PUBLISHED.items()]
-        since = {**_MEASURED_SINCE, **_later(methods)}
         theirs += [
-            (name, "recalled" if "recalled" in name else "published", published_on(column, games))
-            for column, name in since.items()
+            (name, "recalled" if column in _RECALLED else "published", published_on(column, games))
+            for column, name in _since_the_paper(methods).items()
         ]
         rows = [
             [Cell(name), Cell(who), Cell(float(stats.mean(scores))), Cell(float(stats.median(scores))),
@@ -363,8 +364,7 @@ def _since() -> list[list[Cell]]:
         names = ("iqm", "median", "mean", "optimality_gap", "superhuman")
         found = {title: Cell(float(row[name])) for title, name in zip(_AGGREGATES, names, strict=True) if row[name]}
         runs_text = Cell(f"26 games, {row['runs']} runs each", note=row["note"])
-        source = "recalled" if row["note"].startswith("recalled") else "published"  # the paper was not at hand
-        rows.append(_aggregate_row(row["method"], Cell(source), runs_text, found))
+        rows.append(_aggregate_row(row["method"], Cell(row["source"]), runs_text, found))
     return rows
 
 
