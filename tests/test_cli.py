@@ -18,7 +18,7 @@ from conftest import HEARING, LITTLE_FRAMES, as_options, rewrite
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from spr import bench, cli, runs
+from spr import bench, doctor, runs
 from spr.cli import main
 from spr.config import Config
 from spr.errors import UserError
@@ -379,7 +379,7 @@ def test_presets_lists_and_explains(capsys):
 
 
 def test_doctor_finds_the_roms_and_what_is_not_installed(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "find_spec", lambda name: None if name in ("wandb", "imageio_ffmpeg") else "there")
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name in ("wandb", "imageio_ffmpeg") else "there")
     assert main(["doctor"]) == 0  # an extra may be missing
     shown = capsys.readouterr().out
     assert "all 26 games" in shown

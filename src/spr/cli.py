@@ -2,23 +2,18 @@
 
 import argparse
 import json
-import platform
-import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from importlib import import_module
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from spr import __version__, bench, loggers, matching, plugins, runs, sharing
+from spr import __version__, bench, doctor, loggers, matching, plugins, runs, sharing
 from spr.arguments import make_parser
 from spr.cluster import on_ray
 from spr.config import Config, fields, parse_override
@@ -27,23 +22,14 @@ from spr.envs import family, known_games, make, named_games, own_games
 from spr.errors import Fault, UserError, plural, visible
 from spr.evaluation import Agents
 from spr.events import to_all, write_metrics
-from spr.fleet import fleet_memory
 from spr.games import game_names, normalised, reference_table
 from spr.gym_envs import parse_arguments
-from spr.hardware import DEVICES, choose_device, choose_precision, device_name, free_memory, out_of_memory, tune
+from spr.hardware import DEVICES, choose_device, choose_precision, out_of_memory, tune
 from spr.methods import PRESETS, preset_config
 from spr.plan import LARGEST_FLEET, Settings, plan
-from spr.roms import rom_problem
 from spr.runner import FAILED, INTERRUPTED, TrainJob, evaluate_agents, run_training
 from spr.sweep import forecast, local, sweep
 
-# What each extra brings, modules and their packages; nothing else needs it.
-_EXTRAS = {
-    "report": {"matplotlib": "matplotlib", "jinja2": "jinja2"},
-    "video": {"imageio_ffmpeg": "imageio-ffmpeg", "matplotlib": "matplotlib", "PIL": "pillow"},
-    "log": {"tensorboard": "tensorboard", "wandb": "wandb"},
-    "ray": {"ray": "ray"},
-}
 _MOST_SEEDS = 10_000  # of a range
 _MOST_GAMES = 1_000  # that a file, which may be anybody's, has an evaluation play unasked
 
@@ -366,39 +352,7 @@ def _kernel_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def _doctor(_: argparse.Namespace, console: Console) -> int:
     """Say what works here: versions, devices, ROMs, and free memory and disk against what a run needs."""
-    table = Table(box=None, header_style="bold")
-    for column in ("", "what", "found"):
-        table.add_column(column)
-    fine = True
-
-    def say(good: bool, what: str, found: str) -> None:
-        nonlocal fine
-        fine = fine and good
-        table.add_row(Text("ok", style="green") if good else Text("no", style="red"), what, found)
-
-    say(True, "spr", __version__)
-    say(sys.version_info >= (3, 11), "Python (3.11 or newer)", platform.python_version())
-    for package in ("torch", "numpy", "gymnasium", "ale-py", "safetensors"):
-        say(True, package, version(package))
-    missing = [game for game in game_names() if rom_problem(game) is not None]
-    say(not missing, "Atari ROMs", "all 26 games" if not missing else f"missing: {', '.join(missing)}")
-    say(True, "other games", f"catch, {len(known_games()) - len(game_names()) - 1} more Atari games, Gymnasium ids")
-    for extra, needed in _EXTRAS.items():
-        lacking = [package for module, package in needed.items() if find_spec(module) is None]
-        found = f"not installed: pip install {' '.join(lacking)}" if lacking else "there"
-        table.add_row(Text("--", style="yellow") if lacking else Text("ok", style="green"), f"extra {extra}", found)
-    for name in DEVICES[1:]:
-        if name == "cuda" and not torch.cuda.is_available():
-            table.add_row(
-                Text("--", style="yellow"), "GPU", "none that PyTorch can use; training runs on the CPU, slowly"
-            )
-            continue
-        device = torch.device(name)
-        need, free = fleet_memory(Config(), 1, device), free_memory(device)
-        found = f"{free / 2**30:.1f} GiB free on {device_name(device)}; a whole run takes {need / 2**30:.1f} per agent"
-        say(free > need, f"memory ({name})", found)
-    disk = shutil.disk_usage(Path.cwd()).free
-    say(disk > 2**28, "disk", f"{disk / 2**30:.1f} GiB free here; a run's folder takes about 20 MB")
+    fine, table = doctor.examination()
     console.print(table)
     return 0 if fine else 1
 
@@ -408,7 +362,7 @@ def _part(name: str, extra: str) -> Any:
     try:
         return import_module(f"spr.{name}")
     except ModuleNotFoundError as error:
-        packages = " ".join(_EXTRAS[extra].values())
+        packages = " ".join(doctor.EXTRAS[extra].values())
         raise UserError(f"'spr {name}' needs the package {error.name}: pip install {packages}") from error
 
 
