@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import spr
-from spr import evaluation, fused, resume
+from spr import evaluation, resume, wide
 from spr.actor import ActStep
 from spr.elsewhere import Processes
 from spr.emulator import TALLEST
@@ -175,7 +175,7 @@ def test_every_method_captured_equals_eager(preset):
 @pytest.mark.parametrize("fills", [0, 2**60])
 def test_wide_networks_captured_equal_eager_ones(monkeypatch, fills):
     """By the library's convolutions, agent by agent, and by products."""
-    monkeypatch.setattr(fused, "_FILLS_A_GPU", fills)
+    monkeypatch.setattr(wide, "_FILLS_A_GPU", fills)
     torch._dynamo.reset()
     changes = SMALL | {
         "network.encoder": "impala",

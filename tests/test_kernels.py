@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="needs Triton, which comes with a GPU's PyT
 
 from conftest import LITTLE_FRAMES, World  # noqa: E402
 
-from spr import fused, kernels, ops, rollout_kernels, rollouts  # noqa: E402
+from spr import fused, kernels, ops, rollout_kernels, rollouts, wide, wide_kernels  # noqa: E402
 from spr.methods import preset_config  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -112,6 +112,80 @@ def test_gradients_of_convolutions_are_the_librarys(side, channels, kernel, stri
             assert (mine - plain).norm() < 1e-5 * plain.norm()
 
 
+@pytest.mark.parametrize(("height", "width", "channels"), [(8, 7, 16), (5, 6, 24), (1, 2, 3)])
+def test_pools_and_their_gradients_are_the_librarys(height, width, channels):
+    """Of whole numbers below 0, many of them equal: a border of zeros would be seen, and which of two is taken."""
+    x = numbers(2, 3, height, width, channels).mul(2).round() - 9
+    up, left = (ops.same_padding(side, 3, 2)[0] for side in (height, width))
+    pooled, which = wide_kernels.max_pool(x, up, left, True)
+    g = numbers(*pooled.shape, seed=1)
+    d_x = wide_kernels.max_pool_back(g, which, height, width, up, left)
+    for agent in range(2):
+        plain, pull = vjp(ops.max_pool_same, x[agent].double())
+        assert torch.equal(pooled[agent].double(), plain)
+        torch.testing.assert_close(d_x[agent].double(), pull(g[agent].double())[0])
+    twin, place = wide._max_pool._init_fn(x, True)
+    assert torch.equal(twin, pooled)
+    assert torch.equal(place, which)
+    torch.testing.assert_close(wide._max_pool_back._init_fn(g, which, height, width), d_x)
+    x[0, 1, 0, 1] = torch.nan
+    for wanted in (True, False):
+        pooled = wide_kernels.max_pool(x, up, left, wanted)[0]
+        assert channels <= pooled[0, 1].isnan().sum() == pooled.isnan().sum()
+    assert torch.equal(pooled[1], wide_kernels.max_pool(x, up, left, True)[0][1])
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "channels", "out"), [(8, 7, 4, 16), (5, 6, 3, 24), (1, 2, 1, 16), (6, 5, 5, 72)]
+)
+def test_a_convolution_and_its_pool_in_one_are_the_librarys(height, width, channels, out):
+    """With kernels that fill no block, and those of two; the bias moves all, so that zeros outside would be seen."""
+    x, weight, bias = numbers(2, 3, height, width, channels), numbers(2, out, channels, 3, 3), numbers(2, out) - 9
+    taps = weight.permute(0, 3, 4, 2, 1).flatten(2, 3).contiguous()
+    up, left = (ops.same_padding(side, 3, 2)[0] for side in (height, width))
+    made, which = wide_kernels.convolve_pool(x, taps, bias, up, left, True)
+    alone, none = wide_kernels.convolve_pool(x, taps, bias, up, left, False)
+    assert torch.equal(alone, made)
+    assert none.numel() == 0
+    g = numbers(*made.shape, seed=1)
+    d_taps = wide_kernels.convolve_pool_back(g, which, x, up, left)
+    for agent in range(2):
+        one, mine, move = (part[agent].double() for part in (x, taps, bias))
+
+        def plain(mine, one=one, move=move):
+            return ops.max_pool_same(ops.convolve(one, wide._kernels(mine), padding=1)) + move
+
+        expected, pull = vjp(plain, mine)
+        torch.testing.assert_close(made[agent], expected.float(), rtol=1e-4, atol=1e-4)
+        assert (d_taps[agent] - pull(g[agent].double())[0]).norm() < 1e-5 * d_taps[agent].norm()
+    twin, place = wide._convolve_pool._init_fn(x, taps, bias, True)
+    torch.testing.assert_close(twin, made, rtol=1e-4, atol=1e-4)
+    assert torch.equal(place, which)
+    torch.testing.assert_close(wide._convolve_pool_back._init_fn(g, which, x), d_taps, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [7, 1_000, 20_000])  # and more than one program holds at once
+def test_latents_are_scaled_as_by_plain_steps(size):
+    """Those whose least value is there many times, as after a ReLU, or whose largest is; and flat ones."""
+    x = numbers(2, 5, size)
+    x[0] = x[0].relu()
+    x[1, 0], x[1, 1] = 0.25, 0.25 + 1e-7 * x[1, 1]
+    x[1, 2] = x[1, 2].clamp(max=0.5)
+    g = numbers(2, 5, size, seed=1)
+    made, ends = wide_kernels.renormalise(x, ops.LEAST_SPAN)
+    d_x = wide_kernels.renormalise_back(g, x, ends, ops.LEAST_SPAN)
+    assert (made[0] == 1).any(-1).all()
+    for agent in range(2):
+        plain, pull = vjp(ops.renormalise, x[agent].double())
+        torch.testing.assert_close(made[agent], plain.float(), rtol=1e-5, atol=1e-6)
+        expected = pull(g[agent].double())[0]
+        assert ((d_x[agent] - expected).norm(dim=-1) < 1e-5 * expected.norm(dim=-1)).all()
+    assert all(map(torch.equal, wide._renormalise._init_fn(x), (made, ends)))
+    broken = x.clone()
+    broken[0, 3, size // 2] = torch.nan
+    assert wide_kernels.renormalise(broken, ops.LEAST_SPAN)[0][0, 3].isnan().any()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bias_at", [0.0, 3.0])
 def test_the_rollout_and_its_gradient_are_those_of_plain_steps(bias_at):
@@ -159,11 +233,13 @@ def test_a_flat_sample_has_no_gradient_by_its_span():
 
 @pytest.mark.slow
 @pytest.mark.skipif(ON_GPU, reason="there tests/test_gpu.py compares whole updates")
-def test_a_whole_update_by_kernels_is_the_plain_one(monkeypatch):
+@pytest.mark.parametrize("changes", [("spr", {}), ("bbf", {"network.width": 1, "replay.n_step_end": 0})])
+def test_a_whole_update_by_kernels_is_the_plain_one(monkeypatch, changes):
     """Two agents, whose weights lie apart in memory: the kernels see each one's own."""
-    config = preset_config("spr").override(
+    config = preset_config(changes[0]).override(
         LITTLE_FRAMES | {"replay.batch_size": 3, "network.hidden": 16, "learner.depth": 2, "replay.n_step": 2}
     )
+    config = config.override(changes[1])
 
     def gradients():
         world = World(config, [0, 1])
@@ -171,7 +247,7 @@ def test_a_whole_update_by_kernels_is_the_plain_one(monkeypatch):
 
     plain = gradients()
     monkeypatch.setattr(fused, "has_kernels", lambda _: True)
-    every = fused.KERNELS | rollouts.KERNELS
+    every = fused.KERNELS | rollouts.KERNELS | wide.KERNELS
     for op, kernel in every.items():
         op.register_kernel("cpu", kernel)
     found = gradients()

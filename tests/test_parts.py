@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
 import spr
-from spr import fused, ops, resume
+from spr import fused, ops, resume, wide
 from spr.cli import main
 from spr.config import Config
 from spr.encoders import encoder_activations, encoder_shapes, make_encoder
@@ -152,7 +152,7 @@ def test_impala_halves_the_sides_three_times_and_keeps_as_many_numbers_as_publis
 def test_impala_in_half_precision_rounds_products_only(monkeypatch):
     """As a GPU does it: weights in bf16, biases and latents in float32; here a CPU's bf16 convolutions."""
     monkeypatch.setattr(fused, "has_kernels", lambda _: True)
-    monkeypatch.setattr(fused, "_FILLS_A_GPU", 0)
+    monkeypatch.setattr(wide, "_FILLS_A_GPU", 0)
     torch.manual_seed(0)
     encoder, x = make_encoder("impala", (20, 22, 4)), numbers(3, 4, 20, 22).float()
     halves = {name: p.bfloat16() if p.dim() > 1 else p for name, p in encoder.named_parameters()}
@@ -188,24 +188,22 @@ def test_bbf_has_as_many_parameters_as_published():
 # ---- convolutions of wide networks
 
 
-@pytest.mark.parametrize("grouped", [1, 2, 8])
 @pytest.mark.parametrize("agents", [1, 3])
-def test_a_fleets_wide_convolutions_and_their_gradients_are_the_plain_ones(monkeypatch, grouped, agents):
-    """By the library for one agent after the other, or grouped; here on a CPU, as a GPU would."""
+def test_a_fleets_wide_convolutions_and_their_gradients_are_the_plain_ones(monkeypatch, agents):
+    """By the library for one agent after the other, or by products; here on a CPU, as a GPU would."""
     x, weight = numbers(agents, 4, 5, 6, 7), numbers(agents, 3, 7, 3, 3, seed=1)
     g = numbers(agents, 4, 5, 6, 3, seed=2)
 
     def made():
         given = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
-        out = vmap(fused.convolve_same)(*given)
+        out = vmap(wide.convolve_same)(*given)
         return out.detach(), *torch.autograd.grad((out * g).sum(), given)
 
     plain = made()
     monkeypatch.setattr(fused, "has_kernels", lambda _: True)
-    monkeypatch.setattr(fused, "_FILLS_A_GPU", 0)
-    monkeypatch.setattr(fused, "_GROUPED", grouped)
+    monkeypatch.setattr(wide, "_FILLS_A_GPU", 0)
     library = made()
-    monkeypatch.setattr(fused, "_FILLS_A_GPU", math.inf)
+    monkeypatch.setattr(wide, "_FILLS_A_GPU", math.inf)
     products = made()
     for mine, other, expected in zip(library, products, plain, strict=True):
         torch.testing.assert_close(mine, expected)
@@ -213,18 +211,18 @@ def test_a_fleets_wide_convolutions_and_their_gradients_are_the_plain_ones(monke
 
 
 def test_only_what_fills_a_gpu_goes_to_the_library_agent_by_agent(monkeypatch):
-    """Of batches of 32: all of BBF's convolutions, but not the transition model of a fleet of SPR's size."""
+    """Of batches of 32: BBF's convolutions but the first, which is one with its pool; not those of SPR's size."""
     monkeypatch.setattr(fused, "has_kernels", lambda _: True)
     went = []
     monkeypatch.setattr(
-        fused, "_convolve_same", lambda x, w: went.append("library") or x[..., :1].expand(*x.shape[:-1], w.shape[1])
+        wide, "_convolve_same", lambda x, w: went.append("library") or x[..., :1].expand(*x.shape[:-1], w.shape[1])
     )
     monkeypatch.setattr(
         ops, "shift_and_add", lambda x, w, *_: went.append("products") or x[..., :1].expand(*x.shape[:-1], w.shape[0])
     )
     with torch.device("meta"):
         make_encoder("impala", (84, 84, 4), width=4)(torch.empty(32, 4, 84, 84))
-        assert went == 15 * ["library"]
+        assert went == 14 * ["library"]
         for channels, way in ((128, "library"), (64, "products")):
             model = TransitionModel((11, 11, channels), 4, batch_norm=False)
             model(torch.empty(32, 11, 11, channels), torch.empty(1, 32, 11, 11, channels))
@@ -367,7 +365,7 @@ def test_a_gpus_way_gives_the_same_gradients_and_is_one_graph(monkeypatch, chang
 
     plain = gradients(lambda function: function)
     monkeypatch.setattr(fused, "has_kernels", lambda _: True)
-    monkeypatch.setattr(fused, "_FILLS_A_GPU", 1_000_000)  # so that there are convolutions of both kinds
+    monkeypatch.setattr(wide, "_FILLS_A_GPU", 1_000_000)  # so that there are convolutions of both kinds
     for fuse in (lambda function: function, whole):
         found = gradients(fuse)
         assert ((found - plain).norm(dim=1) < 1e-4 * plain.norm(dim=1)).all()

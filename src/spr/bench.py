@@ -28,13 +28,13 @@ _WARM = 3.0  # seconds of it that do not count
 # What the names of kernels tell about them, and of those that several lines fit the first.
 _KINDS = {
     "observations drawn": r"^_draw",
-    "the encoder's convolutions and their gradient": r"^_(convolve|kernel)",
+    "the encoder's convolutions and their gradient": r"^_(convolve|kernel|max_pool)",
     "the transition model and its gradient": r"^_(first|second|weights)",
     "matrix products": r"gemm|gemv|cutlass|nvjet|splitK|cublas|xmma",
     "Adam, clipping, targets": r"(?=.*sqrt)(?=.*(lerp|addcmul|addcdiv|pow)).*copy",
     "random numbers": r"^_random",
     "copies": r"[Mm]emcpy|[Mm]emset|copy_kernel|CatArray",
-    "reductions": r"triton_(red|per)|reduce",
+    "reductions": r"triton_(red|per)|reduce|^_renormalise",
     "element by element": r"triton_poi|elementwise|vectorized",
 }
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spr import fused, ops
+from spr import fused, ops, wide
 from spr.errors import UserError, did_you_mean
 
 Shape = tuple[int, int, int]  # height, width, channels
@@ -110,7 +110,7 @@ class _Stage(nn.Module):
         What lies between is rounded to the dtype of products: its traffic is most of what these layers cost.
         """
         product = self.conv.weight.dtype
-        x = ops.max_pool_same(_convolved(x, self.conv).to(product))
+        x = wide.convolve_pool(x, self.conv.weight, self.conv.bias)
         for first, second in self._blocks:
             x = x.to(product)
             inner = F.relu(_convolved(F.relu(x), first))
@@ -119,7 +119,7 @@ class _Stage(nn.Module):
 
 
 def _convolved(x: Tensor, conv: Convolution) -> Tensor:
-    return fused.convolve_same(x, conv.weight) + conv.bias
+    return wide.convolve_same(x, conv.weight) + conv.bias
 
 
 class Impala(Encoder):
@@ -155,7 +155,7 @@ class Impala(Encoder):
             x = F.relu(x) if i == len(self._stages) - 1 else x
             if dropout:
                 x = x * dropout[i]
-        return ops.renormalise(x)
+        return wide.renormalise(x)
 
 
 _ENCODERS: dict[str, Callable[..., Encoder]] = {

@@ -119,7 +119,7 @@ class Learner:
         self._clipped = {name: self.layout.columns(_clipped_as(name)) for name in CLIPS if name in clips}
         self._unclipped = self.layout.columns(_clipped_as(None))
         # AdamW's decay is for what is multiplied: biases, and scales of normalisation, stay. [P]
-        decays = self.layout.one_number_each(lambda _, shape: float(len(shape) > 1)).to(device, dtype)
+        decays = self.layout.one_number_each(lambda _, shape: float(len(shape) > 1)).to(device, torch.bool)
         self._decays = decays if config.learner.weight_decay > 0 else None
         self._cut_draws = fuse(RngStreams.draws, device)
         self._look = fuse(self.look, device)
@@ -293,7 +293,8 @@ class Learner:
         rows = (state.weights, state.first_moment, state.second_moment)
         before = [row.clone() for row in rows] if guarded else []
         if self._decays is not None:
-            state.weights.mul_(1 - learning_rate * learner.weight_decay * self._decays)
+            less = state.weights * (1 - learning_rate * learner.weight_decay)
+            state.weights.copy_(torch.where(self._decays, less, state.weights))
         adam(
             [state.weights],
             [grads],

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+LEAST_SPAN = 1e-5  # by which a sample of latents is divided, if its values lie closer together
+
 
 def at_least_fp32(x: Tensor) -> Tensor:
     """Return x in float32, or in its own dtype where that is wider."""
@@ -134,7 +136,7 @@ def renormalise(x: Tensor) -> Tensor:
     """Scale each sample of [B, ...] to [0, 1] over all its values, in float32 or wider."""
     flat = at_least_fp32(x).flatten(1)
     low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
-    return ((flat - low) / (high - low).clamp(min=1e-5)).view(x.shape)
+    return ((flat - low) / (high - low).clamp(min=LEAST_SPAN)).view(x.shape)
 
 
 def convolved_one_hot(weight: Tensor, index: Tensor, height: int, width: int) -> Tensor:

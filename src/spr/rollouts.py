@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spr import fused, ops
+from spr import fused, ops, wide
 
 _MOST_PIXELS, _CHANNELS = 64, (16, 32, 64)  # of a latent that one program holds
 
@@ -45,8 +45,8 @@ def rollout_without_norm(z: Tensor, action_bias: Tensor, first: Tensor, second: 
     assert (z.dim(), action_bias.dim(), first.dim()) == (4, 5, 4)
     steps = []
     for added in action_bias:
-        x = F.relu(fused.convolve_same(z, first) + added)
-        z = ops.renormalise(F.relu(fused.convolve_same(x, second) + bias))
+        x = F.relu(wide.convolve_same(z, first) + added)
+        z = wide.renormalise(F.relu(wide.convolve_same(x, second) + bias))
         steps.append(z)
     return torch.stack(steps)
 
