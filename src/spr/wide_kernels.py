@@ -235,7 +235,7 @@ def convolve_pool_back(g: Tensor, which: Tensor, x: Tensor, up: int, left: int) 
         g, which, x, parts, places, **_sides(x, g, up, left), **sizes,
         BLOCK_M=block, BLOCKS=blocks, PRECISION=precision_of(x),
     )  # fmt: skip
-    return parts.sum(1).mT
+    return parts.sum(1).mT.contiguous()
 
 
 # ---- samples scaled to [0, 1]
