@@ -265,7 +265,7 @@ def test_a_known_gpus_rates_are_used_before_anything_is_finished(tmp_path, monke
     assert cost(Job("spr", ("pong",), tuple(range(128)))).seconds == pytest.approx(1900.6 * 2 + 1216)
     # DER makes one update per step where SPR makes two; rows of a preset's own come first.
     assert cost(Job("der", ("pong",), (0,))).seconds == pytest.approx(179.5 / 2 + 9.5)
-    assert cost(Job("bbf", ("pong",), (0,))).seconds == pytest.approx(1148.6 + 270)
+    assert cost(Job("bbf", ("pong",), (0,))).seconds == pytest.approx(833.0 + 147)
 
 
 @pytest.mark.slow
