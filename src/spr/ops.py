@@ -116,6 +116,13 @@ def max_pool_same(x: Tensor) -> Tensor:
     return F.max_pool2d(x.permute(0, 3, 1, 2), 3, 2, before, ceil_mode=True).permute(0, 2, 3, 1)
 
 
+def pooled_like(x: Tensor, channels: int, which: bool) -> tuple[Tensor, Tensor]:
+    """Return places for what is so pooled of [S, N, H, W, C]; and for which of its window each is, if wanted."""
+    agents, count, height, width, _ = x.shape
+    shape = agents, count, -(-height // 2), -(-width // 2), channels
+    return x.new_empty(shape), x.new_empty(shape if which else (agents, 0), dtype=torch.uint8)
+
+
 def transition(
     z: Tensor,
     action_bias: Tensor,

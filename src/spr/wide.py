@@ -161,13 +161,7 @@ def _outside(x: Tensor) -> tuple[int, int]:
 
 @_max_pool.register_fake
 def _(x: Tensor, which: bool) -> tuple[Tensor, Tensor]:
-    return _pooled_like(x, x.shape[-1], which)
-
-
-def _pooled_like(x: Tensor, channels: int, which: bool) -> tuple[Tensor, Tensor]:
-    agents, count, height, width, _ = x.shape
-    shape = agents, count, -(-height // 2), -(-width // 2), channels
-    return x.new_empty(shape), x.new_empty(shape if which else (agents, 0), dtype=torch.uint8)
+    return ops.pooled_like(x, x.shape[-1], which)
 
 
 @torch.library.custom_op("spr::max_pool_back", mutates_args=())
@@ -229,7 +223,7 @@ def _kernels(taps: Tensor) -> Tensor:
 
 @_convolve_pool.register_fake
 def _(x: Tensor, taps: Tensor, bias: Tensor, which: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    return _pooled_like(x, taps.shape[-1], which)
+    return ops.pooled_like(x, taps.shape[-1], which)
 
 
 @torch.library.custom_op("spr::convolve_pool_back", mutates_args=())

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from spr.kernels import precision_of
+from spr.ops import pooled_like
 
 _POOLED = 1024  # numbers that one program pools
 _PROGRAMS = 264  # that sum the gradient of one agent's kernels: two for each processor of an H200
@@ -88,19 +89,12 @@ def _programs(x: Tensor) -> tuple[dict[str, int], tuple[int, int]]:
     return sizes, (triton.cdiv(x[0, ..., 0].numel(), pixels), len(x))
 
 
-def _pooled_like(x: Tensor, channels: int, which: bool) -> tuple[Tensor, Tensor]:
-    """Return places for what is pooled of [S, N, H, W, C], and for which of its window each is, if that is wanted."""
-    agents, count, height, width = x.shape[:4]
-    out = x.new_empty(agents, count, -(-height // 2), -(-width // 2), channels)
-    return out, torch.empty_like(out, dtype=torch.uint8) if which else x.new_empty(agents, 0, dtype=torch.uint8)
-
-
 def max_pool(x: Tensor, up: int, left: int, which: bool) -> tuple[Tensor, Tensor]:
     """Return the largest values of [S, N, H, W, C], and which of its window's nine each is, the first of equal ones.
 
     So many rows and columns of the first windows lie outside. The second is asked for, or has no numbers.
     """
-    out, found = _pooled_like(x, x.shape[4], which)
+    out, found = pooled_like(x, x.shape[4], which)
     sizes, programs = _programs(out)
     places = out[0, ..., 0].numel()
     _max_pool[programs](x, out, found, places, **_sides(x, out, up, left), **sizes, WHICH=which)
@@ -216,7 +210,7 @@ def _blocks(x: Tensor, out: int) -> dict[str, int]:
 
 def convolve_pool(x: Tensor, taps: Tensor, bias: Tensor, up: int, left: int, which: bool) -> tuple[Tensor, Tensor]:
     """Convolve [S, N, H, W, C] by [S, 3, 3 * C, out], add a bias [S, out], and pool as `max_pool` does."""
-    out, found = _pooled_like(x, taps.shape[-1], which)
+    out, found = pooled_like(x, taps.shape[-1], which)
     places, sizes = out[0, ..., 0].numel(), _blocks(x, taps.shape[-1])
     _convolve_pool[triton.cdiv(places, 64), triton.cdiv(taps.shape[-1], sizes["BLOCK_N"]), len(x)](
         x, taps, bias, out, found, places, **_sides(x, out, up, left), **sizes,
