@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo quick test lint clean
+.PHONY: demo quick test lint snapshot clean
 
 demo: .venv/installed
 	$(BIN)/spr train catch --steps 2600 --set learner.learning_rate=0.0005 --out runs/demo --overwrite
@@ -18,6 +18,10 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# After a change of numbers that is meant: what this version computes becomes what tests/test_snapshot.py expects.
+snapshot: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/snapshot.py
 
 # Made only where it is missing, so that both targets below share one environment.
 .venv/bin/python:
