@@ -19,9 +19,9 @@ lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# After a change of numbers that is meant: what this version computes becomes what tests/test_snapshot.py expects.
+# After a change of numbers that is meant: what this version computes becomes what tests/doors/test_snapshot.py expects.
 snapshot: .venv/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python tests/snapshot.py
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/doors/snapshot.py
 
 # Made only where it is missing, so that both targets below share one environment.
 .venv/bin/python:

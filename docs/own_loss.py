@@ -5,7 +5,7 @@ spr train pong --plugin own_loss --set learner.aux_loss=angle --name angle
 
 import torch
 
-from spr.aux_losses import cosine, register
+from spr.agent.auxiliary_losses import cosine, register
 
 
 @register("angle")

@@ -8,8 +8,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
 
-from spr.environment import Envs
-from spr.envs import make
+from spr.envs.base import Envs
+from spr.envs.registry import make
 
 
 def main(run: Path, out: Path) -> None:

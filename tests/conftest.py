@@ -3,19 +3,21 @@
 import json
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from spr import fused, ops
-from spr.augment import AugmentParams, views_of
-from spr.config import Config
-from spr.learner import Learner
-from spr.methods import preset_config
-from spr.replay import Replay
-from spr.rng import RngStreams
-from spr.schedules import new_rates
+from spr.agent.augmentation import AugmentParams, views_of
+from spr.agent.random_streams import RngStreams
+from spr.agent.replay import Replay
+from spr.agent.schedules import new_rates
+from spr.config.config import Config
+from spr.config.presets import preset_config
+from spr.ops import functional, fused_ops
+from spr.training.learner import Learner
 
+ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 ACTIONS = 4
 # Frames of a quarter of the pixels: where a test is about something else than the paper's own sizes.
@@ -133,6 +135,8 @@ def grad_views(config):
 def gpu_ops(monkeypatch):
     """Compute on a CPU what a GPU would compute: its own way to convolve and to gather pixels."""
     monkeypatch.setattr(
-        ops, "convolve", lambda x, weight, stride=1, padding=0: ops.shift_and_add(x, weight, stride, padding)
+        functional,
+        "convolve",
+        lambda x, weight, stride=1, padding=0: functional.shift_and_add(x, weight, stride, padding),
     )
-    monkeypatch.setattr(fused, "has_kernels", lambda _: True)
+    monkeypatch.setattr(fused_ops, "has_kernels", lambda _: True)

@@ -5,21 +5,23 @@ From Python: `spr.train`, `spr.train_events`, `spr.load`, `spr.evaluate`, `spr.p
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-__version__ = version("spr")
+from spr.common import old_paths
+from spr.common.version import __version__ as __version__
+
+old_paths.install()
 
 if TYPE_CHECKING:
-    from spr.agent import Agent, Observer, load
+    from spr.agent.auxiliary_losses import register as register_loss
+    from spr.agent.encoders import register as register_encoder
     from spr.api import Evaluation, TrainedRun, evaluate, presets, train, train_events
-    from spr.aux_losses import register as register_loss
-    from spr.config import Config
-    from spr.encoders import register as register_encoder
-    from spr.envs import register as register_env
-    from spr.errors import UserError
-    from spr.methods import preset_config as preset
-    from spr.methods import register as register_preset
+    from spr.common.errors import UserError
+    from spr.config.config import Config
+    from spr.config.presets import preset_config as preset
+    from spr.config.presets import register as register_preset
+    from spr.envs.registry import register as register_env
+    from spr.trained_agent import Agent, Observer, load
 
 __all__ = [
     "Agent",
@@ -41,22 +43,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Agent": "spr.agent:Agent",
-    "Observer": "spr.agent:Observer",
-    "load": "spr.agent:load",
+    "Agent": "spr.trained_agent:Agent",
+    "Observer": "spr.trained_agent:Observer",
+    "load": "spr.trained_agent:load",
     "Evaluation": "spr.api:Evaluation",
     "TrainedRun": "spr.api:TrainedRun",
     "evaluate": "spr.api:evaluate",
     "presets": "spr.api:presets",
     "train": "spr.api:train",
     "train_events": "spr.api:train_events",
-    "Config": "spr.config:Config",
-    "UserError": "spr.errors:UserError",
-    "preset": "spr.methods:preset_config",
-    "register_preset": "spr.methods:register",
-    "register_loss": "spr.aux_losses:register",
-    "register_encoder": "spr.encoders:register",
-    "register_env": "spr.envs:register",
+    "Config": "spr.config.config:Config",
+    "UserError": "spr.common.errors:UserError",
+    "preset": "spr.config.presets:preset_config",
+    "register_preset": "spr.config.presets:register",
+    "register_loss": "spr.agent.auxiliary_losses:register",
+    "register_encoder": "spr.agent.encoders:register",
+    "register_env": "spr.envs.registry:register",
 }
 
 

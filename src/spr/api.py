@@ -15,18 +15,20 @@ from typing import Any, NamedTuple
 
 import gymnasium
 
-from spr import agent as agents
-from spr import events, history, loggers, plugins, reading, runs
-from spr.agent import Agent
-from spr.envs import named_games, provide, provided
-from spr.errors import EnvironmentFault, UserError, one_line, shown
-from spr.evaluation import Agents
-from spr.events import Consumer, Event, to_all, write_metrics
-from spr.games import normalised
-from spr.gym_envs import Maker
-from spr.hardware import choose_device, choose_precision, tune
-from spr.methods import PRESETS, preset_config
-from spr.runner import TrainJob, evaluate_agents, run_training
+from spr import trained_agent as agents
+from spr.common import json_files, plugins
+from spr.common.errors import EnvironmentFault, UserError, one_line, shown
+from spr.common.hardware import choose_device, choose_precision, tune
+from spr.config.presets import PRESETS, preset_config
+from spr.envs.atari100k import normalised
+from spr.envs.gymnasium_adapter import Maker
+from spr.envs.registry import named_games, provide, provided
+from spr.evaluation.scheduler import Agents
+from spr.experiments import events, loggers
+from spr.experiments.events import Consumer, Event, to_all, write_metrics
+from spr.experiments.train_job import TrainJob, evaluate_agents, run_training
+from spr.runs import metrics_files, run_folder
+from spr.trained_agent import Agent
 
 Env = Maker | gymnasium.Env[Any, Any]
 
@@ -61,13 +63,13 @@ class TrainedRun:
     def curve(self) -> dict[str, list[Any]]:
         """Return the rows that were logged while training, by column: step, score, the losses and so on."""
         said = self.result.get("checksums", {}).get("metrics.jsonl")
-        if said is not None and said != reading.checksum_of(self.folder / "metrics.jsonl"):
+        if said is not None and said != json_files.checksum_of(self.folder / "metrics.jsonl"):
             warnings.warn(f"{self.folder / 'metrics.jsonl'} has lost lines since its run was finished", stacklevel=2)
-        return _columns(history.logged(self.folder)[0])
+        return _columns(metrics_files.logged(self.folder)[0])
 
     def training_games(self) -> dict[str, list[Any]]:
         """Return the games that were played while training, by column: the step of their end, score and length."""
-        return _columns(history.logged(self.folder)[1])
+        return _columns(metrics_files.logged(self.folder)[1])
 
     def agent(self, device: str = "auto") -> Agent:
         """Return the trained agent."""
@@ -134,7 +136,7 @@ def train(
         made = []
         for member in order.job.members:
             folder = order.job.folder(member)
-            if (result := runs.result(folder)) is None:
+            if (result := run_folder.result(folder)) is None:
                 raise UserError(problems[0] if problems else f"{folder} has no result")
             made.append(TrainedRun(folder, result))
     return made
@@ -188,7 +190,7 @@ def evaluate(
         game = agent.game if env is None else named_games([env])[0]
         arguments = agent.run.arguments if env is None else {}
     else:
-        game, arguments = f"{runs.plain_name(agent.game)}-given", {}
+        game, arguments = f"{run_folder.plain_name(agent.game)}-given", {}
         provide(game, _maker(env))
     config = agent.config if episodes is None else agent.config.override({"evaluation.episodes": episodes})
     params = {name: tensor[None] for name, tensor in agent.weights.items()}
@@ -237,7 +239,7 @@ def _order(
         raise UserError("resume=True goes on with a run and overwrite=True starts it again: choose one")
     named = named_games(names)
     numbers = _whole_numbers(seeds)
-    runs.check_seeds(numbers)
+    run_folder.check_seeds(numbers)
     if not named or not numbers:
         raise UserError(f"there is nothing to train: no {'seed' if named else 'game'} is given")
     if (env := more.get("env")) is not None and len(named) != 1:
@@ -245,7 +247,7 @@ def _order(
     if (every := more.get("log_every")) is not None and every < 1:
         raise UserError("log_every takes a number of at least 1")
     log = more.get("log", ())
-    runs.check_name(more.get("name"))
+    run_folder.check_name(more.get("name"))
     changes = dict(changes or {}) | ({"schedule.steps": more["steps"]} if "steps" in more else {})
     device = choose_device(more.get("device", "auto"))
     precision = choose_precision(more.get("precision", "auto"), device)

@@ -13,22 +13,26 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from spr import __version__, bench, doctor, loggers, matching, plugins, runs, sharing
-from spr.arguments import make_parser
-from spr.cluster import on_ray
-from spr.config import Config, fields, parse_override
-from spr.display import Bar, Display, StopRequest, Terminal
-from spr.envs import family, known_games, make, named_games, own_games
-from spr.errors import Fault, UserError, plural, visible
-from spr.evaluation import Agents
-from spr.events import to_all, write_metrics
-from spr.games import game_names, normalised, reference_table
-from spr.gym_envs import parse_arguments
-from spr.hardware import DEVICES, choose_device, choose_precision, out_of_memory, tune
-from spr.methods import PRESETS, preset_config
-from spr.plan import LARGEST_FLEET, Settings, plan
-from spr.runner import FAILED, INTERRUPTED, TrainJob, evaluate_agents, run_training
-from spr.sweep import forecast, local, sweep
+from spr import doctor
+from spr.cli_parser import make_parser
+from spr.common import plugins
+from spr.common.errors import Fault, UserError, plural, visible
+from spr.common.hardware import DEVICES, choose_device, choose_precision, out_of_memory, tune
+from spr.common.version import __version__
+from spr.config.config import Config, fields, parse_override
+from spr.config.presets import PRESETS, preset_config
+from spr.envs.atari100k import game_names, normalised, reference_table
+from spr.envs.gymnasium_adapter import parse_arguments
+from spr.envs.registry import family, known_games, make, named_games, own_games
+from spr.evaluation.scheduler import Agents
+from spr.experiments import benchmark, loggers
+from spr.experiments.events import to_all, write_metrics
+from spr.experiments.progress import Bar, Display, StopRequest, Terminal
+from spr.experiments.ray_engine import on_ray
+from spr.experiments.sweep import forecast, local, sweep
+from spr.experiments.sweep_plan import LARGEST_FLEET, Settings, plan
+from spr.experiments.train_job import FAILED, INTERRUPTED, TrainJob, evaluate_agents, run_training
+from spr.runs import compatibility, export, run_folder
 
 _MOST_SEEDS = 10_000  # of a range
 _MOST_GAMES = 1_000  # that a file, which may be anybody's, has an evaluation play unasked
@@ -78,7 +82,7 @@ def _train(args: argparse.Namespace, console: Console) -> int:
         raise UserError("--checkpoint-every takes a number of steps, or 0 for none")
     if args.log_every is not None and args.log_every < 1:
         raise UserError("--log-every takes a number of at least 1")
-    runs.check_name(args.name)
+    run_folder.check_name(args.name)
     device = choose_device(args.device)
     precision = choose_precision(args.precision, device)
     tune(device, precision)
@@ -117,7 +121,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
             raise UserError(f"--{name.replace('_', '-')} takes a number of at least {least}")
     if args.runs is not None and args.seeds is not None:
         raise UserError("--runs and --seeds both say which seeds: choose one")
-    runs.check_name(args.name)
+    run_folder.check_name(args.name)
     here = args.engine == "local"
     if here and args.address is not None:
         raise UserError("--address is for --engine ray: name the engine, or leave the address out")
@@ -150,7 +154,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
 
 def _report(args: argparse.Namespace, console: Console) -> int:
     """Write a page with the paper's tables and figures, from runs and published scores; PNG and CSV files beside."""
-    made = _part("report", "report").write(args.folders, args.out)
+    made = _part("report", "spr.report.build", "report").write(args.folders, args.out)
     for title, lines in (("left out", made.left_out), ("note", made.notes)):
         for line in lines:
             console.print(visible(f"{title}: {line}"), soft_wrap=True)
@@ -160,8 +164,8 @@ def _report(args: argparse.Namespace, console: Console) -> int:
 
 def _evaluate(args: argparse.Namespace, console: Console) -> int:
     """Play whole games with the agent of a run, without network noise, and print its raw scores."""
-    run, weights = runs.load(args.folder)
-    matching.refuse_other_rom(run)
+    run, weights = run_folder.load(args.folder)
+    compatibility.refuse_other_rom(run)
     changes = {} if args.episodes is None else {"evaluation.episodes": args.episodes}
     config = run.config.override(changes)
     if args.episodes is None and config.evaluation.episodes > _MOST_GAMES:
@@ -205,7 +209,7 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
     """Play one game, the first of the evaluation, and write it as a film with what the agent thinks of every step."""
-    watch = _part("watch", "video")
+    watch = _part("watch", "spr.evaluation.film", "video")
     for name in ("steps", "fps"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UserError(f"--{name} takes a number of at least 1")
@@ -216,7 +220,7 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
         agent = opened.enter_context(closing(watch.load(args.folder, device)))
         run = agent.run
         seed = run.seed if args.seed is None else _seeds([str(args.seed)])[0]
-        file = args.out or (None if args.live else Path(f"{runs.plain_name(run.game)}-seed-{seed}.mp4"))
+        file = args.out or (None if args.live else Path(f"{run_folder.plain_name(run.game)}-seed-{seed}.mp4"))
         shows = [opened.enter_context(watch.window(args.fps))] if args.live else []
         shows += [] if file is None else [opened.enter_context(watch.writing(file, args.fps, args.overwrite))]
         for line in agent.notes:
@@ -233,7 +237,7 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
 
 def _export(args: argparse.Namespace, console: Console) -> int:
     """Write an agent with its configuration and scores: one file, or a folder with a model card, ready for a hub."""
-    for file in sharing.export(args.folder, args.target):
+    for file in export.export(args.folder, args.target):
         console.print(f"{file}: {file.stat().st_size / 2**20:.1f} MiB", soft_wrap=True)
     return 0
 
@@ -315,7 +319,7 @@ def _bench(args: argparse.Namespace, console: Console) -> int:
             make(game, 1, obs=config.observation).close()  # an unknown one is refused in the words of its owner
         raise UserError("these games can't share a fleet: only Atari games can")
     asked = (args.profile, args.evaluation)
-    rows = [bench.measure(config, games, agents, device, precision, *asked) for agents in args.agents]
+    rows = [benchmark.measure(config, games, agents, device, precision, *asked) for agents in args.agents]
     if args.json:
         print(json.dumps({"version": __version__, "torch": torch.__version__, "preset": args.preset, "rows": rows}))
         return 0
@@ -357,13 +361,13 @@ def _doctor(_: argparse.Namespace, console: Console) -> int:
     return 0 if fine else 1
 
 
-def _part(name: str, extra: str) -> Any:
+def _part(command: str, module: str, extra: str) -> Any:
     """Import a part of the package that needs more than the rest, or say what to install."""
     try:
-        return import_module(f"spr.{name}")
+        return import_module(module)
     except ModuleNotFoundError as error:
         packages = " ".join(doctor.EXTRAS[extra].values())
-        raise UserError(f"'spr {name}' needs the package {error.name}: pip install {packages}") from error
+        raise UserError(f"'spr {command}' needs the package {error.name}: pip install {packages}") from error
 
 
 def _seeds(texts: Sequence[str]) -> list[int]:
@@ -378,7 +382,7 @@ def _seeds(texts: Sequence[str]) -> list[int]:
         if dash and int(last) - int(first) >= _MOST_SEEDS:
             raise UserError(f"'{text}' are more seeds than a command takes: {_MOST_SEEDS:,} at the most")
         seeds += range(int(first), int(last or first) + 1)
-    runs.check_seeds(seeds)
+    run_folder.check_seeds(seeds)
     return seeds
 
 

@@ -11,13 +11,13 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from spr import __version__
-from spr.config import Config
-from spr.envs import known_games
-from spr.fleet import fleet_memory
-from spr.games import game_names
-from spr.hardware import DEVICES, device_name, free_memory
-from spr.roms import rom_problem
+from spr.common.hardware import DEVICES, device_name, free_memory
+from spr.common.version import __version__
+from spr.config.config import Config
+from spr.envs.atari100k import game_names
+from spr.envs.registry import known_games
+from spr.envs.roms import rom_problem
+from spr.training.fleet import fleet_memory
 
 # What each extra brings, modules and their packages; nothing else needs it.
 EXTRAS = {

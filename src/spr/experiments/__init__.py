@@ -1,0 +1,1 @@
+"""Owns jobs and sweeps: from what the user asks for to results, with progress, logs and clusters."""

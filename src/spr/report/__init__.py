@@ -1,0 +1,1 @@
+"""Owns reports of finished runs: records, statistics, tables, figures, the page."""

@@ -1,0 +1,1 @@
+"""Owns a fleet's training: the learner, acting, the loop, resets, checkpoints."""

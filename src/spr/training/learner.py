@@ -1,0 +1,381 @@
+"""Owns learning: the state of a fleet's learners and one update of all of them.
+
+The objective is written for one agent; `vmap` over rows of parameters makes the fleet. Shapes: S agents first,
+everywhere; P the numbers of an agent (see `flat_params`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+from torch.optim.adam import adam
+from torch.utils._pytree import tree_map
+
+from spr.agent.augmentation import Views, make_views
+from spr.agent.networks import CLIPS, Group, Networks, networks_without_weights, pad_actions, valid_actions
+from spr.agent.objective import LossOutput, Objective, importance_weighted
+from spr.agent.parameter_layout import Layout
+from spr.agent.random_streams import Draws, RawNumbers, RngStreams
+from spr.agent.replay import Batch, Replay
+from spr.agent.schedules import Rates, new_rates
+from spr.config.config import Config
+from spr.ops.cuda_graphs import captured, compiled
+
+_RAW_PRIORITY_FLOOR = 1e-6
+
+
+def _acts(group: Group) -> bool:
+    return group.acts
+
+
+def _all(_: Group) -> bool:
+    return True
+
+
+def _in_ema(group: Group) -> bool:
+    return group.in_ema
+
+
+def _clipped_as(name: str | None) -> Callable[[Group], bool]:
+    return lambda group: group.clip == name
+
+
+@dataclass(frozen=True)
+class LearnerState:
+    """What learning changes, in place."""
+
+    layout: Layout
+    weights: Tensor  # [S, P]
+    ema: Tensor  # [S, columns in the average]; no columns when the decay is 0, where it would equal the weights
+    target: Tensor  # [S, columns that act] the RL target network, or the average of all, [S, P]; else no columns
+    first_moment: Tensor  # [S, P]
+    second_moment: Tensor  # [S, P]
+    count: Tensor  # [] Adam's steps
+    valid: Tensor | None  # [S, A] which actions each agent's game has; None: all that there is room for
+    diverged: Tensor  # [S] whose loss or gradient was not finite: such an agent stays as it was before that update
+    averaged: bool  # whether the target is an average of all weights, which then acts and is judged
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """The weights by name, [S, ...] each: views, not copies."""
+        return self.layout.views(self.weights)
+
+    @property
+    def acting(self) -> dict[str, Tensor]:
+        """What acts, is judged and is kept as the agent, by name, [S, ...] each: the average where there is one."""
+        return self.layout.views(self.target if self.averaged else self.weights)
+
+
+class Gradients(NamedTuple):
+    """What one batch says about the weights."""
+
+    grads: Tensor  # [S, P]
+    norms: dict[str, Tensor]  # [S] each, of the gradients that are clipped together
+    metrics: dict[str, Tensor]  # [S] each
+
+
+class Learner:
+    """One update of a fleet."""
+
+    def __init__(
+        self,
+        config: Config,
+        num_actions: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        product: torch.dtype | None = None,
+        fuse: Callable[..., Any] = compiled,
+    ) -> None:
+        """Build the objective without weights: they live in the state.
+
+        There is room for `num_actions`; an agent's game may have fewer (see `init`).
+        Weights are of `dtype`; matrix products are taken in `product`, or in the same. `fuse` compiles the parts of
+        an update on a GPU; with another function the same parts run plainly.
+        """
+        self.config = config
+        self._num_actions = num_actions
+        self._device = device
+        self._dtype = dtype
+        self._product = product or dtype
+        # On a CPU the library's own fused Adam; on a GPU its plain one, which the compiler fuses with clipping.
+        self._fused = device.type == "cpu"
+        self._has_ema = bool(config.target_offsets) and config.learner.ema_decay > 0
+        self._averaged = config.learner.average > 0
+        self._has_target = config.learner.target_period > 1 or self._averaged
+        self._in_target = _all if self._averaged else _acts
+        online, ema, target = (
+            networks_without_weights(config, num_actions, device, dtype) if wanted else None
+            for wanted in (True, self._has_ema, self._has_target)
+        )
+        assert online is not None
+        self._objective = Objective(config, online, ema, target)
+        self.layout = Layout({name: p.shape for name, p in online.named_parameters()}, online.groups())
+        self.ema_columns = self.layout.columns(_in_ema)
+        self.target_columns = self.layout.columns(self._in_target)
+        clips = {group.clip for group in self.layout.groups.values()} - {None}
+        self._clipped = {name: self.layout.columns(_clipped_as(name)) for name in CLIPS if name in clips}
+        self._unclipped = self.layout.columns(_clipped_as(None))
+        # AdamW's decay is for what is multiplied: biases, and scales of normalisation, stay. [P]
+        decays = self.layout.one_number_each(lambda _, shape: float(len(shape) > 1)).to(device, torch.bool)
+        self._decays = decays if config.learner.weight_decay > 0 else None
+        self._cut_draws = fuse(RngStreams.draws, device)
+        self._look = fuse(self.look, device)
+        self._losses = fuse(self.losses, device)
+        self._judge = fuse(self.judge, device)
+        self._step = fuse(self.step, device)
+
+    def init(self, seeds: Sequence[int], own_actions: Sequence[int] | None = None) -> LearnerState:
+        """Initialise one agent per seed."""
+        each = [self._num_actions] * len(seeds) if own_actions is None else list(own_actions)
+        weights = self.draw(seeds, own_actions)
+        ema, target = weights[:, self.ema_columns], weights[:, self.target_columns]
+        return LearnerState(
+            layout=self.layout,
+            weights=weights,
+            ema=ema.clone() if self._has_ema else ema[:, :0].clone(),
+            target=target.clone() if self._has_target else target[:, :0].clone(),
+            first_moment=torch.zeros_like(weights),
+            second_moment=torch.zeros_like(weights),
+            count=torch.zeros((), device=self._device),
+            # Agents of several games compute alike in any company, even those that use all the room.
+            valid=None if own_actions is None else valid_actions(each, self._num_actions, self._device),
+            diverged=torch.zeros(len(seeds), dtype=torch.bool, device=self._device),
+            averaged=self._averaged,
+        )
+
+    def draw(self, seeds: Sequence[int], own_actions: Sequence[int] | None = None) -> Tensor:
+        """Draw the weights of new networks, [S, P]: one agent per seed, each from its own stream of numbers.
+
+        Where games have different numbers of actions, each agent is initialised with its own and then padded: so it is
+        the same alone, among seeds of its game, and among other games.
+        """
+        room, agents = self._num_actions, []
+        each = [room] * len(seeds) if own_actions is None else list(own_actions)
+        with torch.random.fork_rng(devices=[]):
+            for seed, own in zip(seeds, each, strict=True):
+                torch.manual_seed(seed)
+                networks = Networks(self.config, own)
+                agents.append(pad_actions(dict(networks.named_parameters()), networks.action_dims(), own, room))
+        stacked = {name: torch.stack([agent[name].detach() for agent in agents]) for name in agents[0]}
+        return self.layout.rows(stacked, self._dtype, self._device)
+
+    def update(
+        self, state: LearnerState, replay: Replay, rng: RngStreams, raw: RawNumbers, rates: Rates
+    ) -> dict[str, Tensor]:
+        """Do one update of every agent, in place, by the random numbers `raw`; return the metrics, [S] each."""
+        draws = self._cut_draws(rng, raw)
+        found = self.gradients_and_priorities(state, replay, draws, rates)
+        self._step(state, found.grads, found.norms, rates.learning_rate)
+        return found.metrics
+
+    def gradients_and_priorities(self, state: LearnerState, replay: Replay, draws: Draws, rates: Rates) -> Gradients:
+        """The first half of an update, up to the gradients; a diverged agent is noted, and its priorities stay."""
+        # sample, augment
+        batch, views = self._look(replay, draws, rates)
+        # encode, losses, gradients
+        grads, loss, output = self.gradients(state, batch, views, draws)
+        # priorities
+        found: Gradients = self._judge(state, replay, batch.start, grads, loss, output)
+        return found
+
+    def look(self, replay: Replay, draws: Draws, rates: Rates) -> tuple[Batch, Views]:
+        """Sample sequences, and build what the networks see of them, in the dtype of products."""
+        batch = replay.sample(draws.sample, rates.beta, rates.n_step, rates.gamma)
+        augment = _cast(draws.augment, self._dtype)
+        offsets = replay.offsets_at(rates.n_step)
+        views = make_views(self.config, batch.frames, offsets, batch.visible, augment, self._product)
+        return _cast(batch, self._dtype), views
+
+    def gradients(
+        self, state: LearnerState, batch: Batch, views: Views, draws: Draws
+    ) -> tuple[Tensor, Tensor, LossOutput]:
+        """Return each agent's gradients [S, P], its loss [S], and what the objective gave."""
+        rows = state.weights.detach().requires_grad_()
+        loss, output = self._losses(rows, state, batch, views, _cast(draws, self._dtype))
+        # Agents have nothing in common, so the gradient of the sum is each one's own.
+        (grads,) = torch.autograd.grad(loss.sum(), rows)
+        return grads, loss.detach(), output
+
+    def losses(
+        self, rows: Tensor, state: LearnerState, batch: Batch, views: Views, draws: Draws
+    ) -> tuple[Tensor, LossOutput]:
+        """Return each agent's loss [S], to be differentiated by its weights [S, P]; and what the objective gave."""
+        valid = () if state.valid is None else (state.valid,)
+        loss, output = vmap(self._agent_loss)(rows, (state.ema, state.target), batch, views, draws, *valid)
+        return loss, tree_map(Tensor.detach, output)
+
+    def judge(
+        self, state: LearnerState, replay: Replay, start: Tensor, grads: Tensor, loss: Tensor, output: LossOutput
+    ) -> Gradients:
+        """Note who has diverged, and set the priorities of the sequences that began at these slots [S, B]."""
+        norms = {name: torch.linalg.vector_norm(grads[:, part], dim=1) for name, part in self._clipped.items()}
+        unclipped = grads[:, self._unclipped].sum(1)
+        state.diverged.logical_or_(~torch.stack([loss, *norms.values(), unclipped]).isfinite().all(0))
+        # The floor keeps a perfectly predicted transition from never being sampled again.
+        priority = output.raw_priority.clamp(min=_RAW_PRIORITY_FLOOR) ** self.config.replay.priority_exponent
+        replay.update_priorities(start, priority, frozen=state.diverged)
+        means = {name: value.mean(-1) for name, value in output.losses.items()}
+        shown = {f"norm_{name}": norm for name, norm in norms.items()}
+        return Gradients(grads, norms, {"loss": loss, **means, **output.metrics, **shown})
+
+    def step(
+        self, state: LearnerState, grads: Tensor, norms: dict[str, Tensor], learning_rate: Tensor | None = None
+    ) -> None:
+        """The second half: clip the gradients [S, P]; Adam; and then the targets.
+
+        The learning rate is a scalar where it changes; else it is the configuration's.
+        """
+        learner, healthy = self.config.learner, ~state.diverged[:, None]
+        # clip
+        if (most := learner.max_grad_norm) > 0:
+            scales = {name: (most / (norm + 1e-6)).clamp(max=1)[:, None] for name, norm in norms.items()}
+            grads = self._scaled(grads, scales)
+        # Adam
+        self._adam(state, grads, healthy, learner.learning_rate if learning_rate is None else learning_rate)
+        # targets: theta_m <- decay * theta_m + (1 - decay) * theta_o; another RL target is copied once a period
+        if self._has_ema:
+            share = (1 - learner.ema_decay) * healthy.to(self._dtype)
+            state.ema.lerp_(state.weights[:, self.ema_columns], share)
+        if self._averaged:
+            state.target.lerp_(state.weights, (1 - learner.average) * healthy.to(self._dtype))
+        elif self._has_target:
+            due = (state.count % learner.target_period == 0) & healthy
+            state.target.copy_(torch.where(due, state.weights[:, self.target_columns], state.target))
+
+    def _agent_loss(
+        self,
+        row: Tensor,
+        targets: tuple[Tensor, Tensor],
+        batch: Batch,
+        views: Views,
+        draws: Draws,
+        valid: Tensor | None = None,
+    ) -> tuple[Tensor, LossOutput]:
+        """Return the loss of one agent with weights [P], and its parts."""
+        ema, target = targets
+        sets = {"online": self.layout.views(row)}
+        if self._has_ema:
+            sets["ema"] = self.layout.views(ema, _in_ema)
+        if self._has_target:
+            sets["target"] = self.layout.views(target, self._in_target)
+        named = {f"{net}.{name}": self._to_product_dtype(name, p) for net, ps in sets.items() for name, p in ps.items()}
+        output: LossOutput = functional_call(self._objective, named, (batch, views, draws, valid))
+        loss = importance_weighted(output.losses, self.config.weights, batch.weight)
+        return loss, output
+
+    def _to_product_dtype(self, name: str, weight: Tensor) -> Tensor:
+        """Bring a matrix to the dtype of products, unless its group stays in float32; vectors are not multiplied."""
+        kept = weight.dim() == 1 or self.layout.groups[name].fp32
+        return weight if kept else weight.to(self._product)
+
+    def _scaled(self, grads: Tensor, scales: dict[str, Tensor]) -> Tensor:
+        """Scale the gradients [S, P] that are clipped together, each by its own [S, 1].
+
+        A CPU does it in place. A GPU scales them where Adam reads them, and writes nothing back.
+        """
+        for name, part in self._clipped.items():
+            if self._fused:
+                grads[:, part] *= scales[name]
+            else:
+                column = torch.arange(grads.shape[1], device=grads.device)
+                grads = torch.where((column >= part.start) & (column < part.stop), grads * scales[name], grads)
+        return grads
+
+    def _adam(self, state: LearnerState, grads: Tensor, healthy: Tensor, learning_rate: float | Tensor) -> None:
+        """One step of Adam for the agents [S, 1] that are healthy; the others stay as they are."""
+        learner = self.config.learner
+        # On a CPU testing `diverged` is free; on a GPU it would synchronise, so a copy is always kept, which the
+        # compiler fuses into Adam.
+        guarded = not self._fused or bool(state.diverged.any())
+        rows = (state.weights, state.first_moment, state.second_moment)
+        before = [row.clone() for row in rows] if guarded else []
+        if self._decays is not None:
+            less = state.weights * (1 - learning_rate * learner.weight_decay)
+            state.weights.copy_(torch.where(self._decays, less, state.weights))
+        adam(
+            [state.weights],
+            [grads],
+            [state.first_moment],
+            [state.second_moment],
+            [],
+            [state.count],
+            fused=self._fused,
+            foreach=False,
+            capturable=not self._fused,
+            amsgrad=False,
+            beta1=learner.adam_beta1,
+            beta2=learner.adam_beta2,
+            lr=learning_rate,
+            weight_decay=0.0,
+            eps=learner.adam_eps,
+            maximize=False,
+        )
+        for row, kept in zip(rows, before, strict=False):
+            row.copy_(torch.where(healthy, row, kept))
+
+
+class UpdateRunner:
+    """The updates of one fleet: called once per update, eager on a CPU, one captured CUDA graph on a GPU.
+
+    What changes from update to update is read from device memory: so are the places of the streams of random numbers,
+    which the graph advances at each replay, and `rates`, scalars that the training loop fills.
+    """
+
+    def __init__(self, learner: Learner, state: LearnerState, replay: Replay, rng: RngStreams) -> None:
+        """Nothing is compiled or captured yet."""
+        self.rates = new_rates(learner.config, rng.device)
+        self._learner, self._state, self._replay, self._rng = learner, state, replay, rng
+        self._sums: Tensor | None = None
+        self._names: list[str] = []
+        # The random numbers of each agent's last update, or of the one by which it diverged.
+        self.last_raw = RawNumbers(*(torch.zeros_like(part) for part in rng.empty()))
+        self._updates = 0
+        self._note_raw = compiled(self._note, rng.device)
+        self._once = captured(self._update, rng.device)
+
+    def __call__(self) -> None:
+        """Do one update."""
+        self._updates += 1
+        self._once()
+
+    def _update(self) -> None:
+        raw = self._rng.sample_raw()
+        self._note_raw(raw)
+        metrics = self._learner.update(self._state, self._replay, self._rng, raw, self.rates)
+        if self._sums is None or self._names != list(metrics):
+            self._names, self._updates = list(metrics), 1
+            self._sums = torch.zeros(len(metrics), self._rng.agents, device=self._rng.device)
+        self._sums += torch.stack(list(metrics.values()))
+
+    def _note(self, raw: RawNumbers) -> None:
+        """Note the numbers before the update: an agent that diverges by them keeps them."""
+        for last, new in zip(self.last_raw, raw, strict=True):
+            last.copy_(torch.where(self._state.diverged[:, None], last, new))
+
+    def means(self) -> dict[str, list[float]]:
+        """Return the means of the metrics since the last time, by agent; nothing before the first update."""
+        if self._sums is None or self._updates == 0:
+            return {}
+        columns = (self._sums / self._updates).tolist()
+        self._sums.zero_()
+        self._updates = 0
+        return dict(zip(self._names, columns, strict=True))
+
+    def sums(self) -> tuple[list[str], Tensor, int]:
+        """Return the names, sums [metrics, S] and number of updates behind the next means, for a checkpoint."""
+        if self._sums is None:
+            return [], torch.zeros(0, self._rng.agents), 0
+        return self._names, self._sums.cpu(), self._updates
+
+    def restore(self, names: list[str], sums: Tensor, updates: int) -> None:
+        """Take up what `sums` returned."""
+        if names:
+            self._names, self._sums, self._updates = names, sums.to(self._rng.device), updates
+
+
+def _cast(tensors: Any, dtype: torch.dtype) -> Any:
+    """Bring the floating-point tensors of a batch or of draws to the dtype of the weights."""
+    return tree_map(lambda t: t.to(dtype) if t.is_floating_point() else t, tensors)
