@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ import torch
 from spr.agent.augmentation import AugmentParams, views_of
 from spr.agent.random_streams import RngStreams
 from spr.agent.replay import Replay
-from spr.agent.schedules import new_rates
-from spr.config.config import Config
+from spr.agent.schedules import new_scalars
+from spr.config.config import Config, fields
 from spr.config.presets import preset_config
+from spr.experiments.job_runner import JobRunner
+from spr.experiments.train_request import TrainJob, TrainRequest
 from spr.ops import functional, fused_ops
 from spr.training.learner import Learner
 
@@ -82,12 +85,12 @@ def small(preset="spr", **changes):
 class World:
     """A fleet with a replay of random content that depends on each agent's seed alone."""
 
-    def __init__(self, config: Config, seeds, dtype=torch.float32, own_actions=None, room=ACTIONS):
+    def __init__(self, config: Config, seeds, dtype=torch.float32, game_num_actions=None, room=ACTIONS):
         self.learner = Learner(config, room, CPU, dtype)
-        self.state = self.learner.init(seeds, own_actions)
-        self.rng = RngStreams(config, room, seeds, CPU, own_actions)
-        self.rates = new_rates(config, CPU)
-        own = torch.tensor(own_actions or [room] * len(seeds))
+        self.state = self.learner.init(seeds, game_num_actions)
+        self.rng = RngStreams(config, room, seeds, CPU, game_num_actions)
+        self.rates = new_scalars(config, CPU)
+        own = torch.tensor(game_num_actions or [room] * len(seeds))
         self.replay = Replay(config, len(seeds), CPU)
         content = [torch.Generator().manual_seed(1000 + seed) for seed in seeds]
         shape = config.observation.frame
@@ -118,6 +121,20 @@ class World:
             losses.append(self.learner.update(self.state, self.replay, self.rng, raw, rates)["loss"])
             self.replay.priority.copy_(priority)
         return losses
+
+
+def make_job(out, seeds=(0,), games=("catch",), preset="spr", config=None, every=50, **more):
+    """A training on this CPU, by a whole configuration if one is given."""
+    usual = preset_config(preset)
+    names = [field.name for field in fields()] if config else []
+    changes = tuple((name, config.value(name)) for name in names if config.value(name) != usual.value(name))
+    request = TrainRequest(tuple(games), preset, tuple(seeds), changes, out=Path(out), checkpoint_every=every, **more)
+    return TrainJob(request, CPU, "fp32")
+
+
+def carry_out(job, on_event, stop=lambda: False, **how):
+    """Run a job, which may resume or overwrite, and return the exit code."""
+    return JobRunner(replace(job, request=replace(job.request, **how)), on_event, stop).run()
 
 
 def plain_params(batch, views):

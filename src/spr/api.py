@@ -16,18 +16,20 @@ from typing import Any, NamedTuple
 import gymnasium
 
 from spr import trained_agent as agents
-from spr.common import json_files, plugins
+from spr.common import json_files
 from spr.common.errors import EnvironmentFault, UserError, one_line, shown
-from spr.common.hardware import choose_device, choose_precision, tune
-from spr.config.presets import PRESETS, preset_config
+from spr.common.hardware import choose_precision, tune
+from spr.config.presets import PRESETS
 from spr.envs.atari100k import normalised
 from spr.envs.gymnasium_adapter import Maker
 from spr.envs.registry import named_games, provide, provided
-from spr.evaluation.scheduler import Agents
+from spr.evaluation.batched_policy import Agents
 from spr.experiments import events, loggers
+from spr.experiments.agent_evaluation import evaluate_agents
 from spr.experiments.events import Consumer, Event, to_all, write_metrics
-from spr.experiments.train_job import TrainJob, evaluate_agents, run_training
-from spr.runs import metrics_files, run_folder
+from spr.experiments.job_runner import JobRunner
+from spr.experiments.train_request import TrainJob, TrainRequest
+from spr.runs import metrics_files, run_files, run_folder
 from spr.trained_agent import Agent
 
 Env = Maker | gymnasium.Env[Any, Any]
@@ -111,7 +113,7 @@ def train(
     seeds: int | Sequence[int] = 0,
     changes: Mapping[str, Any] | None = None,
     out: str | Path = "runs",
-    tell: Consumer | None = None,
+    on_event: Consumer | None = None,
     **more: Any,
 ) -> list[TrainedRun]:
     """Train one agent per game and seed, judge them, and return their runs, game by game.
@@ -121,7 +123,7 @@ def train(
     `changes` are fields of the configuration, such as {"learner.depth": 3}. Everything is stored under `out`.
 
     Also: `steps`, `device`, `precision`, `name`, `checkpoint_every`, `env_args`, `log` (such as ["csv"]), `log_every`,
-    and `resume` or `overwrite` for runs that are already there. `tell` is called with every event (see
+    and `resume` or `overwrite` for runs that are already there. `on_event` is called with every event (see
     `spr.train_events`).
     """
     order = _order(games, preset, seeds, changes, out, **more)
@@ -132,10 +134,10 @@ def train(
             problems.append(event.message)
 
     with order.env:
-        order.carry_out(to_all(listen, *([] if tell is None else [tell])), lambda: False)
+        order.carry_out(to_all(listen, *([] if on_event is None else [on_event])), lambda: False)
         made = []
-        for member in order.job.members:
-            folder = order.job.folder(member)
+        for member in order.job.request.members:
+            folder = order.job.request.folder(member)
             if (result := run_folder.result(folder)) is None:
                 raise UserError(problems[0] if problems else f"{folder} has no result")
             made.append(TrainedRun(folder, result))
@@ -190,7 +192,7 @@ def evaluate(
         game = agent.game if env is None else named_games([env])[0]
         arguments = agent.run.arguments if env is None else {}
     else:
-        game, arguments = f"{run_folder.plain_name(agent.game)}-given", {}
+        game, arguments = f"{run_files.plain_name(agent.game)}-given", {}
         provide(game, _maker(env))
     config = agent.config if episodes is None else agent.config.override({"evaluation.episodes": episodes})
     params = {name: tensor[None] for name, tensor in agent.weights.items()}
@@ -203,18 +205,15 @@ def evaluate(
 
 
 class _Order(NamedTuple):
-    """What was asked for: a job, and everything around it."""
+    """A request, and the environment that was given with it."""
 
     job: TrainJob
-    env: AbstractContextManager[None]  # in which an environment that was given is there
-    resume: bool
-    overwrite: bool
-    log: tuple[str, ...]
+    env: AbstractContextManager[None]  # in which that environment is there
 
-    def carry_out(self, tell: Consumer, stop: Callable[[], bool]) -> None:
-        """Train and judge what was asked for."""
-        with loggers.make(self.log, self.job.out) as logger:
-            run_training(self.job, to_all(write_metrics, logger, tell), stop, self.resume, self.overwrite)
+    def carry_out(self, on_event: Consumer, stop: Callable[[], bool]) -> None:
+        """Train and evaluate what was asked for."""
+        with loggers.make(self.job.request.log, self.job.request.out) as logger:
+            JobRunner(self.job, to_all(write_metrics, logger, on_event), stop).run()
 
 
 def _order(
@@ -226,8 +225,14 @@ def _order(
     **more: Any,
 ) -> _Order:
     """Turn the arguments of `train` into an order; nothing of it is done yet."""
-    known = {"steps", "device", "precision", "name", "checkpoint_every", "env", "env_args", "resume", "overwrite"}
-    known |= {"log", "log_every"}
+    known = {*TrainRequest.__dataclass_fields__, "steps", "env"} - {
+        "games",
+        "preset",
+        "seeds",
+        "changes",
+        "out",
+        "plugin",
+    }
     if unknown := sorted(more.keys() - known):
         raise TypeError(f"train() got an unexpected argument '{unknown[0]}'; there are {', '.join(sorted(known))}")
     names = [games] if isinstance(games, str) else _listed(games)
@@ -235,43 +240,24 @@ def _order(
         raise UserError(f"games are names, 'pong' or ['pong', 'breakout'], not {shown(games)}")
     if not isinstance(changes, Mapping | None) or not all(isinstance(field, str) for field in changes or ()):
         raise UserError(f'changes are fields by name, such as {{"learner.depth": 3}}, not {shown(changes)}')
-    if more.get("resume") and more.get("overwrite"):
-        raise UserError("resume=True goes on with a run and overwrite=True starts it again: choose one")
-    named = named_games(names)
-    numbers = _whole_numbers(seeds)
-    run_folder.check_seeds(numbers)
-    if not named or not numbers:
-        raise UserError(f"there is nothing to train: no {'seed' if named else 'game'} is given")
-    if (env := more.get("env")) is not None and len(named) != 1:
+    if (env := more.pop("env", None)) is not None and len(names) != 1:
         raise UserError("an environment of your own has one name")
-    if (every := more.get("log_every")) is not None and every < 1:
-        raise UserError("log_every takes a number of at least 1")
-    log = more.get("log", ())
-    run_folder.check_name(more.get("name"))
-    changes = dict(changes or {}) | ({"schedule.steps": more["steps"]} if "steps" in more else {})
-    device = choose_device(more.get("device", "auto"))
-    precision = choose_precision(more.get("precision", "auto"), device)
-    tune(device, precision)
-    job = TrainJob(
+    steps = {"schedule.steps": more.pop("steps")} if "steps" in more else {}
+    more["env_args"] = tuple(more.get("env_args", {}).items())
+    more["log"] = (more["log"],) if isinstance(more.get("log"), str) else tuple(more.get("log", ()))
+    request = TrainRequest(
+        games=tuple(named_games(names)),
         preset=preset,
-        configs={game: preset_config(preset, game).override(changes) for game in named},
-        seeds=numbers,
-        device=device,
-        precision=precision,
+        seeds=_whole_numbers(seeds),
+        changes=tuple((dict(changes or {}) | steps).items()),
         out=Path(out),
-        checkpoint_every=more.get("checkpoint_every", 5_000),
-        name=more.get("name"),
-        arguments=more.get("env_args", {}),
-        plugins=tuple(dict.fromkeys(plugins.modules_of(named))),
-        log_every=every,
+        **more,
     )
-    return _Order(
-        job,
-        nullcontext() if env is None else provided(named[0], _maker(env)),
-        more.get("resume", False),
-        more.get("overwrite", False),
-        (log,) if isinstance(log, str) else tuple(log),
-    )
+    for game in request.games:
+        request.config(game)  # refuses what can't be before a GPU is touched
+    job = TrainJob.here(request)
+    tune(job.device, job.precision)
+    return _Order(job, nullcontext() if env is None else provided(request.games[0], _maker(env)))
 
 
 def _listed(given: Any) -> list[Any]:

@@ -19,22 +19,23 @@ from spr.common import plugins
 from spr.common.errors import Fault, UserError, plural, visible
 from spr.common.hardware import DEVICES, choose_device, choose_precision, out_of_memory, tune
 from spr.common.version import __version__
-from spr.config.config import Config, fields, parse_override
+from spr.config.config import Config, fields
 from spr.config.presets import PRESETS, preset_config
 from spr.envs.atari100k import game_names, normalised, reference_table
-from spr.envs.gymnasium_adapter import parse_arguments
 from spr.envs.registry import family, known_games, make, named_games, own_games
-from spr.evaluation.scheduler import Agents
+from spr.evaluation.batched_policy import Agents
 from spr.experiments import benchmark, loggers
+from spr.experiments.agent_evaluation import evaluate_agents
 from spr.experiments.events import to_all, write_metrics
+from spr.experiments.job_runner import FAILED, INTERRUPTED, JobRunner
 from spr.experiments.progress import Bar, Display, StopRequest, Terminal
 from spr.experiments.ray_engine import on_ray
-from spr.experiments.sweep import forecast, local, sweep
-from spr.experiments.sweep_plan import LARGEST_FLEET, Settings, plan
-from spr.experiments.train_job import FAILED, INTERRUPTED, TrainJob, evaluate_agents, run_training
-from spr.runs import compatibility, export, run_folder
+from spr.experiments.sweep import local, sweep
+from spr.experiments.sweep_overview import forecast
+from spr.experiments.sweep_plan import LARGEST_FLEET, plan
+from spr.experiments.train_request import TrainJob, TrainRequest, parse_seeds
+from spr.runs import compatibility, export, run_files, run_folder
 
-_MOST_SEEDS = 10_000  # of a range
 _MOST_GAMES = 1_000  # that a file, which may be anybody's, has an evaluation play unasked
 
 
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = make_parser(_COMMANDS).parse_args(argv)
         for module in args.plugin:
-            plugins.load(module)
+            plugins.import_named(module)
         code: int = args.run(args, console)
     except UserError as error:
         return _complain(str(error), 2)
@@ -75,81 +76,34 @@ def _hint(args: argparse.Namespace) -> str:
 
 def _train(args: argparse.Namespace, console: Console) -> int:
     """Train one agent per game and seed, play the evaluation's games, and store everything under OUT/NAME/GAME/."""
-    changes = _changes(args)
-    if args.resume and args.overwrite:
-        raise UserError("--resume goes on with a run and --overwrite starts it again: choose one")
-    if args.checkpoint_every < 0:
-        raise UserError("--checkpoint-every takes a number of steps, or 0 for none")
-    if args.log_every is not None and args.log_every < 1:
-        raise UserError("--log-every takes a number of at least 1")
-    run_folder.check_name(args.name)
-    device = choose_device(args.device)
-    precision = choose_precision(args.precision, device)
-    tune(device, precision)
-    job = TrainJob(
-        preset=args.preset,
-        configs={game: preset_config(args.preset, game).override(changes) for game in named_games(args.games)},
-        seeds=tuple(_seeds(args.seeds)),
-        arguments=parse_arguments(args.env_arg),
-        plugins=tuple(dict.fromkeys([*args.plugin, *plugins.modules_of(args.games)])),
-        device=device,
-        precision=precision,
-        out=args.out,
-        checkpoint_every=args.checkpoint_every,
-        name=args.name,
-        exactly=args.precision != "auto",
-        log_every=args.log_every,
-    )
+    job = TrainJob.here(TrainRequest.from_options(vars(args)))
+    tune(job.device, job.precision)
     with StopRequest() as stop, Display(console) as display, loggers.make(args.log, args.out) as logger:
-        consumer = to_all(display, write_metrics, logger)
-        return run_training(job, consumer, stop.check, resume_runs=args.resume, overwrite=args.overwrite)
-
-
-def _changes(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields that a command changes."""
-    changes = dict(parse_override(text) for text in args.set)
-    if args.steps is not None and changes.setdefault("schedule.steps", args.steps) != args.steps:
-        raise UserError(f"--steps {args.steps} and --set schedule.steps={changes['schedule.steps']}: choose one")
-    return changes
+        return JobRunner(job, to_all(display, write_metrics, logger), stop.check).run()
 
 
 def _sweep(args: argparse.Namespace, console: Console) -> int:
     """Train every method on every game with every seed, in fleets; finished runs are skipped, others go on."""
-    for name, least in (("runs", 1), ("agents", 1), ("together", 1), ("checkpoint_every", 0), ("log_every", 1)):
-        value = getattr(args, name)
-        if value is not None and value < least:
-            raise UserError(f"--{name.replace('_', '-')} takes a number of at least {least}")
+    for name in ("runs", "agents", "together"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise UserError(f"--{name} takes a number of at least 1")
     if args.runs is not None and args.seeds is not None:
         raise UserError("--runs and --seeds both say which seeds: choose one")
-    run_folder.check_name(args.name)
-    here = args.engine == "local"
-    if here and args.address is not None:
+    on_this_machine = args.engine == "local"
+    if on_this_machine and args.address is not None:
         raise UserError("--address is for --engine ray: name the engine, or leave the address out")
+    seeds = args.seeds or [f"0-{(args.runs or 10) - 1}"]
+    request = TrainRequest.from_options(vars(args) | {"preset": args.presets[0], "seeds": seeds})
     # The driver of a cluster need not have the device that its nodes have.
-    elsewhere = not here and args.device in DEVICES[1:]
-    games = named_games(args.games)
+    elsewhere = not on_this_machine and args.device in DEVICES[1:]
     device = torch.device(args.device) if elsewhere else choose_device(args.device)
+    whole = TrainJob(request, device, choose_precision(args.precision, device))
     largest = args.agents or LARGEST_FLEET[device.type]
-    settings = Settings(
-        out=args.out,
-        device=device,
-        precision=choose_precision(args.precision, device),
-        changes=tuple(f"{name}={value}" for name, value in _changes(args).items()),
-        checkpoint_every=args.checkpoint_every,
-        name=args.name,
-        exactly=args.precision != "auto",
-        arguments=tuple(args.env_arg),
-        plugins=tuple(args.plugin),
-        log_every=args.log_every,
-        loggers=tuple(args.log),
-    )
-    loggers.check(args.log)
-    seeds = _seeds(args.seeds or ["0-9"]) if args.runs is None else range(args.runs)
-    jobs = plan(args.presets, games, seeds, settings, largest, args.together if here else None)
+    jobs = plan(args.presets, whole, largest, args.together if on_this_machine else None)
     if args.dry_run:
-        console.print(forecast(jobs, settings, args.together))
+        console.print(forecast(jobs, args.together))
         return 0
-    return sweep(jobs, settings, local(args.together) if here else on_ray(args.together, args.address), console)
+    return sweep(jobs, local(args.together) if on_this_machine else on_ray(args.together, args.address), console)
 
 
 def _report(args: argparse.Namespace, console: Console) -> int:
@@ -164,7 +118,7 @@ def _report(args: argparse.Namespace, console: Console) -> int:
 
 def _evaluate(args: argparse.Namespace, console: Console) -> int:
     """Play whole games with the agent of a run, without network noise, and print its raw scores."""
-    run, weights = run_folder.load(args.folder)
+    run, weights = run_folder.load_run(args.folder)
     compatibility.refuse_other_rom(run)
     changes = {} if args.episodes is None else {"evaluation.episodes": args.episodes}
     config = run.config.override(changes)
@@ -174,7 +128,7 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
         )
     device = choose_device(args.device)
     tune(device, choose_precision("auto", device))
-    seed = run.seed if args.seed is None else _seeds([str(args.seed)])[0]
+    seed = run.seed if args.seed is None else parse_seeds([str(args.seed)])[0]
     params = {name: tensor[None].to(device) for name, tensor in weights.items()}
     agents = Agents([run.game], params, [seed], run.arguments)
     quiet = Terminal(stderr=True) if args.json else console
@@ -209,24 +163,24 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
     """Play one game, the first of the evaluation, and write it as a film with what the agent thinks of every step."""
-    watch = _part("watch", "spr.evaluation.film", "video")
+    film, video_file = (_part("watch", f"spr.evaluation.{module}", "video") for module in ("film", "video_file"))
     for name in ("steps", "fps"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UserError(f"--{name} takes a number of at least 1")
-    most = args.steps or watch.LONGEST
+    most = args.steps or film.LONGEST
     device = choose_device(args.device)
     tune(device, choose_precision("auto", device))
     with ExitStack() as opened:
-        agent = opened.enter_context(closing(watch.load(args.folder, device)))
+        agent = opened.enter_context(closing(film.load_player(args.folder, device)))
         run = agent.run
-        seed = run.seed if args.seed is None else _seeds([str(args.seed)])[0]
-        file = args.out or (None if args.live else Path(f"{run_folder.plain_name(run.game)}-seed-{seed}.mp4"))
-        shows = [opened.enter_context(watch.window(args.fps))] if args.live else []
-        shows += [] if file is None else [opened.enter_context(watch.writing(file, args.fps, args.overwrite))]
+        seed = run.seed if args.seed is None else parse_seeds([str(args.seed)])[0]
+        file = args.out or (None if args.live else Path(f"{run_files.plain_name(run.game)}-seed-{seed}.mp4"))
+        shows = [opened.enter_context(video_file.window(args.fps))] if args.live else []
+        shows += [] if file is None else [opened.enter_context(video_file.writing(file, args.fps, args.overwrite))]
         for line in agent.notes:
             console.print(visible(line), soft_wrap=True)
         bar = opened.enter_context(Bar(console, "watching", most, "frames"))
-        for moment in watch.film(agent, seed, most, shows):
+        for moment in film.film(agent, seed, most, shows):
             bar.show(moment.step, f"score {moment.score:,.6g}")
     learnt = "" if run.step is None else f", after {run.step:,} of {run.config.schedule.steps:,} steps of learning"
     console.print(
@@ -368,22 +322,6 @@ def _part(command: str, module: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         packages = " ".join(doctor.EXTRAS[extra].values())
         raise UserError(f"'spr {command}' needs the package {error.name}: pip install {packages}") from error
-
-
-def _seeds(texts: Sequence[str]) -> list[int]:
-    """Read seeds: numbers and ranges, with spaces or commas between them."""
-    seeds: list[int] = []
-    for text in (part for whole in texts for part in whole.split(",") if part):
-        first, dash, last = text.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UserError(f"seeds are whole numbers and ranges, such as 0 1 5-9, not '{text}'")
-        if dash and int(last) < int(first):
-            raise UserError(f"'{text}' is no range of seeds: the smaller one comes first")
-        if dash and int(last) - int(first) >= _MOST_SEEDS:
-            raise UserError(f"'{text}' are more seeds than a command takes: {_MOST_SEEDS:,} at the most")
-        seeds += range(int(first), int(last or first) + 1)
-    run_folder.check_seeds(seeds)
-    return seeds
 
 
 _COMMANDS = {

@@ -123,37 +123,58 @@ def _add_train(commands: _Commands) -> None:
     )
     train.add_argument("--preset", default="spr", help="the method: one of 'spr presets' (default: spr)")
     train.add_argument(
-        "--name", help="a variant's folder under --out, for runs with --set (default: the preset's name)"
-    )
-    train.add_argument(
         "--seeds",
         nargs="+",
         default=["0"],
         metavar="N",
         help="one agent per game and seed, trained as a fleet: numbers and ranges, such as 0 1 5-9 (default: 0)",
     )
-    _add_env_arg(train)
-    train.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
-    train.add_argument("--device", default="auto", help=_DEVICE_HELP)
-    train.add_argument("--precision", default="auto", help=_PRECISION_HELP)
-    train.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds all runs (default: runs)")
+    _add_run_options(train)
     train.add_argument("--overwrite", action="store_true", help="replace runs that are already in the way")
     train.add_argument("--resume", action="store_true", help="go on where runs were cut off; finished ones are skipped")
-    train.add_argument(
+
+
+def _add_run_options(command: argparse.ArgumentParser) -> None:
+    """Add what a training and a sweep are both asked for."""
+    command.add_argument(
+        "--name",
+        help="a variant's folder under --out, for runs with --set (default: the preset's name; one preset at a time)",
+    )
+    command.add_argument(
+        "--env-arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of a Gymnasium environment, such as continuous=false",
+    )
+    command.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
+    command.add_argument("--device", default="auto", help=_DEVICE_HELP)
+    command.add_argument("--precision", default="auto", help=_PRECISION_HELP)
+    command.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds all runs (default: runs)")
+    command.add_argument(
         "--checkpoint-every",
         type=int,
         default=5_000,
         metavar="N",
         help="steps between two checkpoints; 0 keeps one only when stopped (default: 5,000)",
     )
-    train.add_argument(
+    command.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="FIELD=VALUE",
         help="change any value of the preset, such as learner.depth=3; 'spr presets NAME' explains them all",
     )
-    _add_logging(train)
+    command.add_argument(
+        "--log",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="also log to tensorboard, wandb or csv (default: metrics.jsonl and episodes.jsonl only)",
+    )
+    command.add_argument(
+        "--log-every", type=int, metavar="N", help="steps between two rows of metrics (default: 100 rows in a run)"
+    )
 
 
 def _add_watch(commands: _Commands) -> None:
@@ -185,14 +206,7 @@ def _add_sweep(commands: _Commands) -> None:
     )
     sweep_.add_argument("--seeds", nargs="+", metavar="N", help="numbers and ranges, as for 'spr train' (default: 0-9)")
     sweep_.add_argument("--runs", type=int, metavar="N", help="how many of each, instead of --seeds: seeds 0 to N-1")
-    _add_env_arg(sweep_)
-    sweep_.add_argument("--name", help="as for 'spr train'; for one method at a time")
-    sweep_.add_argument("--out", type=Path, default=Path("runs"), help="folder that holds all runs (default: runs)")
-    sweep_.add_argument("--steps", type=int, metavar="N", help="environment steps (default: the preset's, 100,000)")
-    sweep_.add_argument("--device", default="auto", help=_DEVICE_HELP)
-    sweep_.add_argument("--precision", default="auto", help=_PRECISION_HELP)
-    sweep_.add_argument("--checkpoint-every", type=int, default=5_000, metavar="N", help="as for 'spr train'")
-    sweep_.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as for 'spr train'")
+    _add_run_options(sweep_)
     sweep_.add_argument(
         "--agents",
         type=int,
@@ -210,27 +224,3 @@ def _add_sweep(commands: _Commands) -> None:
     sweep_.add_argument("--engine", choices=("local", "ray"), default="local", help="this machine, or a Ray cluster")
     sweep_.add_argument("--address", help="the Ray cluster's (default: the one Ray finds, or a new one here)")
     sweep_.add_argument("--dry-run", action="store_true", help="print the plan with its expected time and memory")
-    _add_logging(sweep_)
-
-
-def _add_env_arg(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--env-arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of a Gymnasium environment, such as continuous=false",
-    )
-
-
-def _add_logging(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--log",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="also log to tensorboard, wandb or csv (default: metrics.jsonl and episodes.jsonl only)",
-    )
-    command.add_argument(
-        "--log-every", type=int, metavar="N", help="steps between two rows of metrics (default: 100 rows in a run)"
-    )

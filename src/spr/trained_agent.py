@@ -15,7 +15,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spr.agent.networks import Networks, num_actions_of
+from spr.agent.networks import Networks
+from spr.agent.q_head import num_actions_of
 from spr.common.errors import UserError, shown
 from spr.common.hardware import choose_device
 from spr.config.config import Config
@@ -197,5 +198,5 @@ def load(path: str | os.PathLike[str], device: str = "auto") -> Agent:
     """Read an agent from a run's folder or from an exported file; nothing in it is ever run."""
     if not isinstance(path, str | os.PathLike):
         raise UserError(f"an agent is loaded from a run's folder or an exported file, not from {shown(path)}")
-    run, weights = run_folder.load(Path(path))
+    run, weights = run_folder.load_run(Path(path))
     return Agent(run, weights, choose_device(device))

@@ -13,7 +13,9 @@ from torch.utils._pytree import tree_map
 import spr
 from spr.agent.auxiliary_losses import check_names
 from spr.agent.encoders import encoder_activations, encoder_shapes, make_encoder
-from spr.agent.networks import Networks, QHead, TransitionModel, networks_without_weights, noise_shapes
+from spr.agent.networks import Networks, networks_without_weights
+from spr.agent.q_head import QHead, noise_shapes
+from spr.agent.transition_model import TransitionModel
 from spr.cli import main
 from spr.common.errors import UserError
 from spr.config.config import Config
@@ -257,8 +259,8 @@ def test_a_transition_model_without_batch_norm_is_two_convolutions():
 # ---- Q-head
 
 
-@pytest.mark.parametrize("valid", [None, torch.tensor([True, True, False])])
-def test_value_and_advantage_share_a_hidden_layer(valid):
+@pytest.mark.parametrize("action_mask", [None, torch.tensor([True, True, False])])
+def test_value_and_advantage_share_a_hidden_layer(action_mask):
     head = QHead(small(**SMALL_BBF), 3).double()
     z = numbers(4, math.prod(head.hidden.weight.shape[1:]))
     before = F.linear(z, head.hidden.weight, head.hidden.bias)
@@ -266,9 +268,9 @@ def test_value_and_advantage_share_a_hidden_layer(valid):
     torch.testing.assert_close(head.project(z), before)
     value = F.linear(before.relu(), head.value.weight, head.value.bias)
     advantage = F.linear(before.relu(), head.advantage.weight, head.advantage.bias).view(4, 3, 51)
-    own = advantage if valid is None else advantage[:, valid]
+    own = advantage if action_mask is None else advantage[:, action_mask]
     expected = value[:, None] + advantage - own.mean(1, keepdim=True)
-    torch.testing.assert_close(head(z, (), valid)[0], expected)
+    torch.testing.assert_close(head(z, (), action_mask)[0], expected)
 
 
 def test_a_noisy_shared_hidden_layer_is_one_draw_for_both():
@@ -347,8 +349,8 @@ def test_xavier_leaves_the_scales_of_noise():
 def test_an_agent_in_a_fleet_equals_the_same_agent_alone(changes):
     """With fewer actions than there is room for: the dueling mean is over its own."""
     config = small(**changes)
-    fleet = World(config, [3, 5], torch.float64, own_actions=[4, 3])
-    alone = World(config, [5], torch.float64, own_actions=[3])
+    fleet = World(config, [3, 5], torch.float64, game_num_actions=[4, 3])
+    alone = World(config, [5], torch.float64, game_num_actions=[3])
     fleet.update(3)
     alone.update(3)
     assert fleet.state.weights.isfinite().all()

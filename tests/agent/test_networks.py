@@ -7,18 +7,10 @@ import torch
 from torch.utils._pytree import tree_map
 
 from spr.agent.encoders import make_encoder
-from spr.agent.networks import (
-    GROUPS,
-    Group,
-    HeadNoise,
-    LayerNoise,
-    Networks,
-    NoisyLinear,
-    QHead,
-    TransitionModel,
-    noise_shapes,
-)
+from spr.agent.networks import GROUPS, Group, Networks
 from spr.agent.parameter_layout import Layout
+from spr.agent.q_head import HeadNoise, LayerNoise, NoisyLinear, QHead, noise_shapes
+from spr.agent.transition_model import TransitionModel
 from spr.common.errors import UserError
 from spr.config.config import Config
 from spr.config.presets import preset_config

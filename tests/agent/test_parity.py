@@ -9,8 +9,8 @@ from torch.func import functional_call
 
 from spr.agent.augmentation import AugmentParams, Views
 from spr.agent.auxiliary_losses import cosine
-from spr.agent.networks import HeadNoise, LayerNoise
-from spr.agent.random_streams import Draws
+from spr.agent.q_head import HeadNoise, LayerNoise
+from spr.agent.random_streams import UpdateRandomness
 from spr.agent.replay import Batch
 from spr.config.presets import preset_config
 from spr.ops import functional
@@ -130,7 +130,7 @@ def compute():
     unused = torch.zeros(1, ROWS, DEPTH + 2)
     both = HeadNoise(*(LayerNoise(*(torch.stack([e, e])[None] for e in layer)) for layer in noise))
     params = AugmentParams(unused[..., None], unused[..., None], unused, unused)
-    draws = Draws(unused, params, noise=both, dropout=())
+    draws = UpdateRandomness(unused, params, noise=both, dropout=())
     rows, loss, terms = learner.gradients(state, batch, Views(obs[:, :1], obs[:, 1:]), draws)
     grads = learner.layout.views(rows)
     return {"learner": learner, "state": state, "obs": obs, "noise": noise, "draws": draws, "batch": batch} | {

@@ -42,7 +42,7 @@ class Oracle:
     def begins(self, t):
         return t == 0 or self.ends[t - 1] != ON
 
-    def valid(self, t):
+    def action_mask(self, t):
         reach = max(self.n, self.depth)
         kept = min(self.config.replay.capacity, self.config.schedule.steps)
         overwritten = self.count > kept and t - 3 < self.count - kept
@@ -97,7 +97,7 @@ def test_sequences_equal_the_oracle(ends, n_step, depth, seed):
     oracle = Oracle(config, ends, actions, rewards)
     replay = fill(config, ends, actions, rewards)
 
-    eligible = {t for t in range(len(ends)) if oracle.valid(t)}
+    eligible = {t for t in range(len(ends)) if oracle.action_mask(t)}
     drawable = set(torch.nonzero(replay.priority[0] > 0).flatten().tolist())
     assert drawable == {t % replay.capacity for t in eligible}
     if not eligible:
@@ -266,7 +266,7 @@ def test_returns_of_a_changing_length_equal_a_slow_loop(start, end, depth, early
     replay = fill(config, ends, actions, rewards)
     oracle = Oracle(small_config(capacity=600, n_step=10, depth=depth), ends, actions, rewards)
     drawable = torch.nonzero(replay.priority[0] > 0).flatten().tolist()
-    assert drawable == [t for t in range(400) if oracle.valid(t)]
+    assert drawable == [t for t in range(400) if oracle.action_mask(t)]
     uniform = torch.from_numpy(random.random((1, 100)))
     views = views_of(config)
     for n in range(3, 11):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import CPU, World, small
 
-from spr.agent.schedules import fill, gamma_at, learning_rate_at, n_step_at, new_rates
+from spr.agent.schedules import fill, gamma_at, learning_rate_at, n_step_at, new_scalars
 from spr.common.errors import UserError
 from spr.config.config import Config
 
@@ -40,7 +40,7 @@ def test_the_learning_rate_changes_in_equal_ratios():
 
 def test_the_scalars_are_those_of_each_update():
     config = Config().override(BBF | {"learner.learning_rate_end": 1e-5})
-    rates = new_rates(config, CPU)
+    rates = new_scalars(config, CPU)
     start = tuple(rate.item() for rate in rates)
     assert start == pytest.approx((0.4, 10, 0.97, 1e-4))
     fill(rates, config, 2_000 + 213, 0)  # after 426 updates
@@ -53,10 +53,10 @@ def test_the_scalars_are_those_of_each_update():
 
 def test_what_stays_is_no_scalar():
     """Else the compiled update of methods without schedules would be another one."""
-    rates = new_rates(Config(), CPU)
+    rates = new_scalars(Config(), CPU)
     assert rates.n_step is rates.gamma is rates.learning_rate is None
     for end in ({"replay.n_step_end": 3}, {"replay.gamma_end": 0.997}):
-        rates = new_rates(Config().override(end | {"schedule.anneal_updates": 10}), CPU)
+        rates = new_scalars(Config().override(end | {"schedule.anneal_updates": 10}), CPU)
         assert (rates.n_step.item(), rates.gamma.item()) == (10, pytest.approx(0.99))
 
 

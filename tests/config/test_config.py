@@ -7,7 +7,7 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spr.agent.augmentation import places_of, views_of
+from spr.agent.augmentation import view_indices, views_of
 from spr.agent.auxiliary_losses import check_names
 from spr.common.errors import UserError
 from spr.config.config import Config, fields, from_dict, parse_override
@@ -180,10 +180,10 @@ def test_the_views_an_update_sees():
     assert [view.needs_grad for view in views_of(preset_config("spr_nostopgrad"))] == [True] * 6 + [False]
     both = [("obs", 0, False, True), ("anchor", 0, True, True)]
     assert seen("curl") == [*both, ("target", 0, True, False), ("bootstrap", 20, False, False)]
-    assert places_of(preset_config("spr")) == (0, 0, slice(1, 6), 6, 1)
-    assert places_of(preset_config("curl")) == (0, 1, slice(2, 3), 3, 2)
-    assert places_of(preset_config("spr_nostopgrad")) == (0, 0, slice(1, 6), 6, 6)
-    assert places_of(preset_config("rainbow")) == (0, 0, slice(1, 1), 1, 1)
+    assert view_indices(preset_config("spr")) == (0, 0, slice(1, 6), 6, 1)
+    assert view_indices(preset_config("curl")) == (0, 1, slice(2, 3), 3, 2)
+    assert view_indices(preset_config("spr_nostopgrad")) == (0, 0, slice(1, 6), 6, 6)
+    assert view_indices(preset_config("rainbow")) == (0, 0, slice(1, 1), 1, 1)
 
 
 def test_files_of_earlier_versions_are_read_by_their_names():

@@ -66,7 +66,7 @@ class Whole(NamedTuple):
 
     folder: Path  # holds run/, which is finished, begun/, which has a checkpoint, and exported.safetensors
     training: Training  # which a checkpoint would be restored into
-    wanted: compatibility.Wanted
+    wanted: compatibility.ExpectedRun
     run: Run
     names: tuple[str, ...]  # what a result has
 
@@ -90,13 +90,13 @@ def whole(folder: Path) -> Whole:
     described = run_folder.describe(run)
     envs = make_each(["catch"], described.config.observation, {})
     fleet = assemble(described.config, envs, [0], torch.device("cpu"), torch.float32)
-    wanted = compatibility.Wanted("spr", "catch", 0, described.config, "fp32", exactly=False, log_every=1)
+    wanted = compatibility.ExpectedRun("spr", "catch", 0, described.config, "fp32", exactly=False, log_every=1)
     begun = described._replace(path=folder / "begun", environment=envs.protocols[0])
     return Whole(folder, Training(fleet, None), wanted, begun, tuple(run_folder.checked_result(run / "result.json")))
 
 
 def _loaded(path: Path) -> Any:
-    run, weights = run_folder.load(path)
+    run, weights = run_folder.load_run(path)
     compatibility.refuse_other_rom(run)
     return run._replace(path=Path(), sealed=True), _plain(weights)  # the same agent without its checksum has a word
 
@@ -150,7 +150,7 @@ def _restored(made: Whole) -> Any:
 
 
 def _watched(made: Whole) -> Any:
-    with contextlib.closing(film.load(made.run.path, torch.device("cpu"))) as found:
+    with contextlib.closing(film.load_player(made.run.path, torch.device("cpu"))) as found:
         if found.notes:
             raise UserError(found.notes[0])
         return _plain(dict(found.networks.named_parameters()))

@@ -27,7 +27,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from spr.agent.random_streams import RawNumbers, RngStreams
 from spr.agent.replay import Replay
-from spr.agent.schedules import new_rates
+from spr.agent.schedules import new_scalars
 from spr.config.presets import preset_config
 from spr.ops import functional, fused_ops, fused_triton, impala_ops, rollout_ops
 from spr.training.actor import Actor
@@ -43,10 +43,10 @@ def graph(preset, agents):
     torch.set_float32_matmul_precision("high")
     config = preset_config(preset)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        learner = Learner(config, 18, HERE, product=torch.bfloat16, fuse=lambda function, _: function)
+        learner = Learner(config, 18, HERE, matmul_dtype=torch.bfloat16, fuse=lambda function, _: function)
         learner._fused = False  # of Adam: what a GPU does is for the compiler to fuse
         state, replay = learner.init(range(agents), [18] * agents), Replay(config, agents, HERE)
-        rng, rates = RngStreams(config, 18, range(agents), HERE, [18] * agents), new_rates(config, HERE)
+        rng, rates = RngStreams(config, 18, range(agents), HERE, [18] * agents), new_scalars(config, HERE)
 
         def update(normal, uniform):
             return learner.update(state, replay, rng, RawNumbers(normal, uniform), rates)
@@ -77,11 +77,11 @@ def note_launches(preset, agents):
         return RawNumbers(torch.zeros(agents, normal), torch.zeros(agents, uniform))
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        learner = Learner(config, 18, here, product=torch.bfloat16, fuse=lambda function, _: function)
+        learner = Learner(config, 18, here, matmul_dtype=torch.bfloat16, fuse=lambda function, _: function)
         state, replay = learner.init(range(agents)), Replay(config, agents, here)
         rng = RngStreams(config, 18, range(agents), here)
         draws = rng.draws(drawn(*rng._sizes()))
-        learner.gradients_and_priorities(state, replay, draws, new_rates(config, here))
+        learner.gradients_and_priorities(state, replay, draws, new_scalars(config, here))
         act = drawn(rng._noise_size, 2 if rng._explores else 0)
         drawn(0, 1)  # random play
         for environments in (1, config.evaluation.episodes):

@@ -321,7 +321,7 @@ def test_wrong_arguments_say_what_is_right(tmp_path):
     for wrong in (["a"], {3: 4}):
         with pytest.raises(spr.UserError, match="changes are fields by name"):
             spr.train("catch", changes=wrong, out=tmp_path)
-    with pytest.raises(spr.UserError, match=r"resume=True .* overwrite=True .* choose one"):
+    with pytest.raises(spr.UserError, match=r"resume .* overwrite .* choose one"):
         spr.train("catch", resume=True, overwrite=True, out=tmp_path)
     with pytest.raises(spr.UserError, match="a run's folder or an exported file, not from None"):
         spr.load(None)
@@ -332,7 +332,7 @@ def test_wrong_arguments_say_what_is_right(tmp_path):
         spr.train("catch", seeds=[], out=tmp_path)
     with pytest.raises(spr.UserError, match="nothing to train: no game is given"):
         spr.train([], out=tmp_path)
-    with pytest.raises(spr.UserError, match="log_every takes a number of at least 1"):
+    with pytest.raises(spr.UserError, match="log-every takes a number of at least 1"):
         spr.train("catch", log_every=0, out=tmp_path)
     with pytest.raises(spr.UserError, match="unknown logger 'tensorbord'"):
         spr.train("catch", log="tensorbord", out=tmp_path)

@@ -24,7 +24,8 @@ from spr.common.errors import UserError
 from spr.common.hardware import choose_device
 from spr.config.config import Config
 from spr.config.presets import preset_config
-from spr.evaluation.scheduler import Agents, Playing
+from spr.evaluation.batched_policy import Agents
+from spr.evaluation.scheduler import EvaluationProgress
 from spr.experiments import benchmark
 from spr.runs import run_folder
 
@@ -417,7 +418,7 @@ def test_an_evaluation_is_timed_by_the_steps_that_it_plays_once_all_emulators_ar
         while True:
             clock += 1.0 if clock < benchmark._WARM else 0.25
             steps += 100
-            yield Playing([], [], 0, steps)
+            yield EvaluationProgress([], [], 0, steps)
 
     monkeypatch.setattr(benchmark, "play", played)
     monkeypatch.setattr(benchmark.time, "perf_counter", lambda: clock)
@@ -427,9 +428,9 @@ def test_an_evaluation_is_timed_by_the_steps_that_it_plays_once_all_emulators_ar
     def soon_over(*_):
         nonlocal clock
         clock = 1.0
-        yield Playing([], [], 0, 0)
+        yield EvaluationProgress([], [], 0, 0)
         clock = 3.0
-        yield Playing([], [], 1, 100)
+        yield EvaluationProgress([], [], 1, 100)
 
     monkeypatch.setattr(benchmark, "play", soon_over)
     assert benchmark.evaluation_rate(preset_config("spr"), agents) == pytest.approx(50)
@@ -527,7 +528,7 @@ def test_parts_that_need_more_than_the_core_say_what_to_install(monkeypatch, cap
         ("watch", "matplotlib", "imageio-ffmpeg matplotlib pillow"),
     ):
         for name in [name for name in sys.modules if name.split(".")[0] in (package, "spr")]:
-            if name == "spr.evaluation.film" or name.startswith(("spr.report", package)):
+            if name.startswith(("spr.evaluation.film", "spr.evaluation.canvas", "spr.report", package)):
                 monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, package, None)
         assert main([command, str(tmp_path)]) == 2

@@ -47,9 +47,9 @@ def assert_same_game(game, steps, obs=GRAY, seeds=(5, 2**31 - 1)):
         first = mine.reset([seed])
         made = made or resizer([mine.height], obs)
         assert (smaller(first) == vector.reset([seed])).all()
-        assert (mine.own_actions, mine.num_actions) == (vector.own_actions, vector.num_actions)
+        assert (mine.game_num_actions, mine.num_actions) == (vector.game_num_actions, vector.num_actions)
         for step in range(steps):
-            action = random.integers(mine.own_actions[0], size=1)
+            action = random.integers(mine.game_num_actions[0], size=1)
             vector.send(action)
             mine.send(action)
             theirs, ours = vector.recv(), mine.recv()
@@ -86,7 +86,7 @@ def test_a_game_depends_neither_on_the_seed_its_rom_was_loaded_with_nor_on_what_
         assert loaded == loaded[:1] * 3
         mine = Emulator(game)
         first, memory = mine.reset([3]).copy(), mine._ale.getRAM().tobytes()
-        for action in np.random.default_rng(0).integers(mine.own_actions[0], size=(100, 1)):
+        for action in np.random.default_rng(0).integers(mine.game_num_actions[0], size=(100, 1)):
             mine.send(action)
             mine.recv()
         assert (mine.reset([3]) == first).all()
@@ -108,7 +108,7 @@ def assert_goes_back(game, steps=120, before=150, seed=7):
         return brought
 
     def drawn(count):
-        return random.integers(mine.own_actions[0], size=(count, 1))
+        return random.integers(mine.game_num_actions[0], size=(count, 1))
 
     run(drawn(before))
     saved, actions = mine.save(), drawn(steps)

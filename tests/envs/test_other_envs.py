@@ -49,7 +49,7 @@ def test_other_packages_are_trained_and_judged(game, changes, arguments, actions
     capsys.readouterr()
     assert main(["evaluate", str(run), "--json", "--device", "cpu"]) == 0
     assert len(json.loads(capsys.readouterr().out)["episodes"]) == 2
-    agent = film.load(run, CPU)
+    agent = film.load_player(run, CPU)
     moments = list(film.film(agent, 0, 5, []))
     assert len(moments[0].q_values) == len(agent.envs.action_names) == actions
     assert ("forward" in agent.envs.action_names) == ("grid" in game)  # MiniGrid says what they are

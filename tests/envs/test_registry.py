@@ -26,7 +26,7 @@ def play(envs, seeds, steps, seed=0):
     frames = [envs.reset(seeds)]
     outs = []
     for _ in range(steps):
-        outs.append(step(envs, random.integers(0, (envs.own_actions or [envs.num_actions])[0], len(seeds))))
+        outs.append(step(envs, random.integers(0, (envs.game_num_actions or [envs.num_actions])[0], len(seeds))))
         frames.append(outs[-1].frame)
     envs.close()
     return np.stack(frames), outs
@@ -84,7 +84,7 @@ def test_every_end_of_a_game_is_seen_and_nothing_else_is_taken_for_one(game, noo
     plain.reset(np.arange(1), start)
     over = lost = 0
     while over < 2:
-        action = random.integers(envs.own_actions[0], size=1)
+        action = random.integers(envs.game_num_actions[0], size=1)
         envs.send(action)
         plain.send(action, np.ones(1, np.float32))
         out = envs.recv()
@@ -120,7 +120,7 @@ def test_same_seed_and_actions_give_the_same_game_in_any_vector():
     wide = make("seaquest", 3)
     frames = [wide.reset([5, 11, 8])]
     for _ in range(300):
-        action = random.integers(0, wide.own_actions[0], 1)
+        action = random.integers(0, wide.game_num_actions[0], 1)
         frames.append(step(wide, np.array([0, action[0], 3])).frame)
     wide.close()
     assert (np.stack(frames)[:, 1] == one[:, 0]).all()
@@ -142,7 +142,7 @@ def test_the_protocol_is_stamped():
     assert envs.protocols[0]["name"] == "atari"
     assert envs.protocols[0]["repeat_action_probability"] == 0
     assert envs.protocols[0]["max_num_frames_per_episode"] == 108_000
-    assert (envs.num_actions, envs.own_actions) == (18, [6])
+    assert (envs.num_actions, envs.game_num_actions) == (18, [6])
     envs.close()
 
 

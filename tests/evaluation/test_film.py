@@ -21,8 +21,9 @@ from spr.envs.base import seeds_for
 from spr.envs.catch import Catch
 from spr.envs.gymnasium_adapter import to_frame
 from spr.envs.registry import make, make_shown
-from spr.evaluation import film, scheduler
-from spr.evaluation.film import Agent, Canvas, Moment, play
+from spr.evaluation import batched_policy, canvas, film, scheduler, video_file
+from spr.evaluation.canvas import Canvas, Moment
+from spr.evaluation.film import Player, play
 from spr.runs import run_folder
 from spr.runs.run_folder import Run
 from spr.training import checkpoint, snapshot
@@ -38,7 +39,7 @@ def agent_of(game="catch", preset="spr", **changes):
     envs = make_shown(game, config.observation)
     torch.manual_seed(3)
     networks = Networks(config, len(envs.action_names)).requires_grad_(False)
-    return Agent(Run(Path(), preset, game, 0, config, envs.protocols[0]), networks, envs, [])
+    return Player(Run(Path(), preset, game, 0, config, envs.protocols[0]), networks, envs, [])
 
 
 def seen_by(agent, seed, moments):
@@ -76,7 +77,7 @@ def test_it_is_the_first_game_of_the_evaluation_and_its_score_the_sum_of_rewards
     agent = agent_of()
     moments = list(play(agent, seed))
     params = {name: p[None] for name, p in agent.networks.named_parameters()}
-    *_, last = scheduler.play(agent.run.config, scheduler.Agents(["catch"], params, [seed]))
+    *_, last = scheduler.play(agent.run.config, batched_policy.Agents(["catch"], params, [seed]))
     assert moments[-1].score == last.scores[0][0]
     _, _, rewards = seen_by(agent, seed, moments)
     assert [moment.score for moment in moments] == np.cumsum(rewards).tolist()
@@ -260,7 +261,7 @@ def pixels(picture, colour):
 def test_pictures_are_of_one_size_whatever_there_is_to_show(actions, depth, atoms):
     random = np.random.default_rng(0)
     title, names = "a title that is much too long for its line " * 3, ["UPRIGHTFIRE" * 2] * actions
-    canvas = Canvas(title, names, np.linspace(-10, 10, atoms or 2))
+    drawer = Canvas(title, names, np.linspace(-10, 10, atoms or 2))
     for explores, side in ((False, 84), (True, 900), (False, 7)):
         moment = Moment(
             step=12_345,
@@ -272,21 +273,21 @@ def test_pictures_are_of_one_size_whatever_there_is_to_show(actions, depth, atom
             cosines=None if depth is None else np.array([np.nan, -0.5, *np.ones(depth - 2)], np.float32),
             score=-1_234_567.5,
         )
-        drawn = canvas.draw(moment)
-        assert (drawn.shape, drawn.dtype) == ((film.HEIGHT, film.WIDTH, 3), np.uint8)
+        drawn = drawer.draw(moment)
+        assert (drawn.shape, drawn.dtype) == ((canvas.HEIGHT, canvas.WIDTH, 3), np.uint8)
         assert pixels(drawn, (77, 77, 77)) > 50_000
-        assert (pixels(drawn, film._RANDOM) > 0) == explores
-        assert (pixels(drawn, film._FORESEEN) > 0) == (depth is not None)
+        assert (pixels(drawn, canvas._RANDOM) > 0) == explores
+        assert (pixels(drawn, canvas._FORESEEN) > 0) == (depth is not None)
 
 
 def test_the_action_that_is_taken_is_marked_and_bars_are_as_long_as_their_values():
-    canvas = Canvas("", ["a", "b", "c"], np.zeros(2))
+    drawer = Canvas("", ["a", "b", "c"], np.zeros(2))
     q = np.array([1.0, 3.0, 2.0], np.float32)
-    drawn = canvas.draw(Moment(1, np.zeros((9, 9, 3), np.uint8), q, 1, False, None, None, 0.0))
-    chosen, other = pixels(drawn, film._CHOSEN), pixels(drawn, film._BAR)
+    drawn = drawer.draw(Moment(1, np.zeros((9, 9, 3), np.uint8), q, 1, False, None, None, 0.0))
+    chosen, other = pixels(drawn, canvas._CHOSEN), pixels(drawn, canvas._BAR)
     assert other == pytest.approx(chosen / 2, rel=0.05)
-    drawn = canvas.draw(Moment(1, np.zeros((9, 9, 3), np.uint8), q, 2, False, None, None, 0.0))
-    assert pixels(drawn, film._CHOSEN) == pytest.approx(chosen / 2, rel=0.05)
+    drawn = drawer.draw(Moment(1, np.zeros((9, 9, 3), np.uint8), q, 2, False, None, None, 0.0))
+    assert pixels(drawn, canvas._CHOSEN) == pytest.approx(chosen / 2, rel=0.05)
 
 
 def save(path, game="catch", steps=(), agent_at=None, **changes):
@@ -317,7 +318,7 @@ def alike(agent, weights):
 def test_a_run_in_the_middle_of_training_is_watched_from_its_newest_good_checkpoint(game, tmp_path):
     folder = tmp_path / "run"
     weights = save(folder, game, steps=(10, 20))
-    agent = film.load(folder, CPU)
+    agent = film.load_player(folder, CPU)
     assert agent.run.step == 20
     assert agent.notes == []
     assert alike(agent, weights[20])
@@ -327,7 +328,7 @@ def test_a_run_in_the_middle_of_training_is_watched_from_its_newest_good_checkpo
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
     newest.write_bytes(data)
-    agent = film.load(folder, CPU)
+    agent = film.load_player(folder, CPU)
     assert agent.run.step == 10
     assert alike(agent, weights[10])
     assert agent.notes == [f"{newest} can't be used: its checksum does not match its content"]
@@ -336,14 +337,14 @@ def test_a_run_in_the_middle_of_training_is_watched_from_its_newest_good_checkpo
         checkpoint.read_row(folder, 10, "weights", 7)
     checkpoint.path_of(folder, 10).write_bytes(b"")
     with pytest.raises(UserError, match=r"there is nothing to play: .*0020.safetensors can't be used"):
-        film.load(folder, CPU)
+        film.load_player(folder, CPU)
 
 
 def test_the_newer_of_agent_and_checkpoint_is_watched(tmp_path):
     weights = save(tmp_path / "a", steps=(10, 20), agent_at=10)
-    assert alike(film.load(tmp_path / "a", CPU), weights[20])
+    assert alike(film.load_player(tmp_path / "a", CPU), weights[20])
     weights = save(tmp_path / "b", steps=(10,), agent_at=20)
-    assert alike(film.load(tmp_path / "b", CPU), weights[20])
+    assert alike(film.load_player(tmp_path / "b", CPU), weights[20])
 
 
 def files(folder):
@@ -363,7 +364,7 @@ def test_films_of_a_run_and_of_an_exported_agent_are_whole(tmp_path, monkeypatch
     arguments = ["watch", "agent.safetensors", "--out", "film.GIF", "--steps", "12", "--fps", "10", "--device", "cpu"]
     assert main(arguments) == 0
     with Image.open("film.GIF") as made:
-        assert (made.n_frames, made.size, made.info["duration"]) == (12, (film.WIDTH, film.HEIGHT), 100)
+        assert (made.n_frames, made.size, made.info["duration"]) == (12, (canvas.WIDTH, canvas.HEIGHT), 100)
     before = Path("film.GIF").read_bytes()
     assert main(arguments) == 2
     assert "is there already" in capsys.readouterr().err
@@ -432,7 +433,7 @@ def test_a_window_shows_the_game_until_it_is_closed(tmp_path, monkeypatch, capsy
     assert main(arguments) == 0
     assert len(seen) == 6
     assert "catch: 6 frames, score" in capsys.readouterr().out
-    assert pixels(seen[0], film._CHOSEN) + pixels(seen[0], film._RANDOM) > 0
+    assert pixels(seen[0], canvas._CHOSEN) + pixels(seen[0], canvas._RANDOM) > 0
     assert main([*arguments, "--out", "film.mp4"]) == 0
     assert imageio_ffmpeg.count_frames_and_secs("film.mp4")[0] == 2  # its window was closed
     assert plt.get_fignums() == []
@@ -450,11 +451,11 @@ def test_without_the_extra_it_says_what_to_install(tmp_path, monkeypatch, capsys
 
 def test_a_film_that_is_cut_off_or_can_not_be_written_leaves_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    picture = np.zeros((film.HEIGHT, film.WIDTH, 3), np.uint8)
+    picture = np.zeros((canvas.HEIGHT, canvas.WIDTH, 3), np.uint8)
     file = tmp_path / "film.mp4"
 
     def cut_off():
-        with film.writing(file, 15) as show:
+        with video_file.writing(file, 15) as show:
             while not any(name.startswith("film.mp4.") for name in files(tmp_path)):
                 show(picture)
             raise KeyboardInterrupt
@@ -464,11 +465,11 @@ def test_a_film_that_is_cut_off_or_can_not_be_written_leaves_nothing(tmp_path, m
     assert files(tmp_path) == []
 
     def failing():
-        with film.writing(file, 15) as show:
+        with video_file.writing(file, 15) as show:
             for _ in range(50):
                 show(picture)
 
-    monkeypatch.setattr(film, "_FORMS", {".mp4": ["-c:v", "no_such_codec", "-f", "mp4"]})
+    monkeypatch.setattr(video_file, "_FORMS", {".mp4": ["-c:v", "no_such_codec", "-f", "mp4"]})
     with pytest.raises(UserError, match=r"can't write to .*film.mp4: ") as refused:
         failing()
     assert "\n" not in str(refused.value)

@@ -5,18 +5,21 @@ import pytest
 import torch
 from conftest import CPU, LITTLE_FRAMES, as_options
 
-from spr.agent.networks import Networks, crop_actions, pad_actions
+from spr.agent.action_padding import crop_actions, pad_actions
+from spr.agent.networks import Networks
 from spr.cli import main
 from spr.common.errors import EnvironmentFault, UserError
 from spr.config.config import Config
 from spr.envs.base import ObservationConfig, Step
 from spr.envs.registry import make
 from spr.evaluation import inprocess_backend as nearby
+from spr.evaluation import row_pool
 from spr.evaluation import scheduler as evaluate
-from spr.evaluation.episodes import Game, Rules
-from spr.evaluation.inprocess_backend import Here
-from spr.evaluation.scheduler import Agents, play
-from spr.evaluation.subprocess_backend import Processes
+from spr.evaluation.batched_policy import Agents
+from spr.evaluation.episodes import EpisodeSpec, Rules
+from spr.evaluation.inprocess_backend import InProcessBackend
+from spr.evaluation.scheduler import play
+from spr.evaluation.subprocess_backend import SubprocessBackend
 from spr.training.actor import Actor
 from spr.training.learner import Learner
 
@@ -25,7 +28,7 @@ class Lengths:
     """Games whose score is their length, which depends on their seed."""
 
     num_actions = 2
-    own_actions = None
+    game_num_actions = None
 
     def __init__(self, count):
         self.count = count
@@ -71,7 +74,7 @@ def test_every_game_begun_is_finished_and_counts_whatever_its_length(monkeypatch
     """Rows that are free go to other agents or to none; either way each game is the one of its number."""
     monkeypatch.setattr(nearby, "make", lambda _, count, *more: Lengths(count))  # noqa: ARG005
     monkeypatch.setattr(evaluate, "_EMULATORS", row)
-    monkeypatch.setattr(evaluate, "_WORTH_STARTING", worth)
+    monkeypatch.setattr(row_pool, "_WORTH_STARTING", worth)
     config = Config().override({"evaluation.episodes": games, "network.hidden": 4})
     *_, last = play(config, Agents(["any"] * 2, agents([0, 5], config), [0, 5]))
     assert last.finished == 2 * games
@@ -127,7 +130,7 @@ def atari(games, config, room=18):
     params = []
     for game in games:
         networks = Networks(config, room)
-        dims, own = networks.action_dims(), (make(game, 1).own_actions or [room])[0]
+        dims, own = networks.action_dims(), (make(game, 1).game_num_actions or [room])[0]
         mine = {name: p.detach() for name, p in networks.named_parameters()}
         params.append(pad_actions(crop_actions(mine, dims, own, room), dims, own, room))
     return {name: torch.stack([agent[name] for agent in params]) for name in params[0]}
@@ -148,21 +151,23 @@ def test_emulators_in_processes_of_their_own_play_the_same_games(monkeypatch, ch
     changes = {"evaluation.episodes": 9, "evaluation.epsilon": 0.05, "evaluation.max_steps": 90, "network.hidden": 8}
     config = Config().override(changes | LITTLE_FRAMES | {"observation.channels": channels})
     monkeypatch.setattr(evaluate, "cores", lambda: 2)
-    monkeypatch.setattr(evaluate, "_WORTH_STARTING", 0)
+    monkeypatch.setattr(row_pool, "_WORTH_STARTING", 0)
     torch.manual_seed(0)
     seeds, count = [0, 5, 7][: len(games)], {0: 4, 5: 9, 7: 2}
     seeds_for = evaluate.seeds_for
     monkeypatch.setattr(evaluate, "seeds_for", lambda seed, what, _: seeds_for(seed, what, count[seed]))
     agents = Agents(games, looking(atari(games, config)), seeds)
     *_, here = play(config, agents)
-    monkeypatch.setattr(evaluate, "_home", lambda config, _, rows: Processes((2, rows, 1), config.observation))
-    lend, lent = evaluate._Choice._lend, {}
+    monkeypatch.setattr(
+        evaluate, "_backend", lambda config, _, rows: SubprocessBackend((2, rows, 1), config.observation)
+    )
+    lend, lent = evaluate.BatchedPolicy._lend, {}
 
     def noted(self, place, agent):
         lent.setdefault((self, place), []).append(self._heights[agent])
         lend(self, place, agent)
 
-    monkeypatch.setattr(evaluate._Choice, "_lend", noted)
+    monkeypatch.setattr(evaluate.BatchedPolicy, "_lend", noted)
     *_, apart = play(config, agents)
     assert apart.scores == here.scores
     assert apart.lengths == here.lengths
@@ -181,7 +186,9 @@ def test_games_that_begin_alike_are_played_in_groups_and_score_the_same(monkeypa
     torch.manual_seed(0)
     agents = Agents(["alien"], looking(atari(["alien"], config)), [3])
     *_, here = play(config, agents)
-    monkeypatch.setattr(evaluate, "_home", lambda config, _, rows: Processes((2, rows, 2), config.observation))
+    monkeypatch.setattr(
+        evaluate, "_backend", lambda config, _, rows: SubprocessBackend((2, rows, 2), config.observation)
+    )
     *_, apart = play(config, agents)
     assert apart.scores == here.scores
     assert apart.lengths == here.lengths
@@ -191,21 +198,21 @@ def test_games_that_begin_alike_are_played_in_groups_and_score_the_same(monkeypa
 
 
 def test_an_emulator_without_games_rests_while_others_play_on():
-    home = Processes((1, 1, 2), ObservationConfig())
+    backend = SubprocessBackend((1, 1, 2), ObservationConfig())
     try:
-        row = home.open((0, 0), "freeway", Rules(0, 0.0, 10), [[Game(0, 1)], [Game(1, 2)]])
+        row = backend.open((0, 0), "freeway", Rules(0, 0.0, 10), [[EpisodeSpec(0, 1)], [EpisodeSpec(1, 2)]])
         ended, shown = row.take(), []
         for step in range(20):
             if step == 10:
-                row.go_on({1: [Game(2, 3)]})
+                row.go_on({1: [EpisodeSpec(2, 3)]})
                 row.take()
             row.send()
             ended += row.take()
-            shown.append(home.arrays.frame[0, 0].copy())
+            shown.append(backend.arrays.frame[0, 0].copy())
         assert [(game.number, game.length) for game in ended] == [(0, 10), (1, 10), (2, 10)]
         assert row.over
     finally:
-        home.close()
+        backend.close()
     assert all((later[0] == shown[9][0]).all() for later in shown[9:])
     assert any((later[1] != shown[9][1]).any() for later in shown[9:])
 
@@ -215,38 +222,38 @@ def test_every_process_has_games_before_one_has_several_at_a_time(monkeypatch, a
     class OnGpu:
         device = torch.device("cuda")
 
-    monkeypatch.setattr(evaluate, "Processes", lambda shape, _: shape)
+    monkeypatch.setattr(evaluate, "SubprocessBackend", lambda shape, _: shape)
     config = Config().override({"evaluation.episodes": episodes})
     rows = max(agents, 16)
-    found = evaluate._home(config, Agents(["pong"] * agents, {"weight": OnGpu()}, range(agents)), rows)
+    found = evaluate._backend(config, Agents(["pong"] * agents, {"weight": OnGpu()}, range(agents)), rows)
     assert found == (2, rows, size)
 
 
 def test_what_goes_wrong_in_a_process_of_its_own_is_raised_here():
-    home = Processes((1, 2, 1), ObservationConfig())
+    backend = SubprocessBackend((1, 2, 1), ObservationConfig())
     try:
-        row = home.open((0, 0), "no_such_game", Rules(0, 0.0, 100), [[Game(0, 1)]])
-        home.look(wait=True)
+        row = backend.open((0, 0), "no_such_game", Rules(0, 0.0, 100), [[EpisodeSpec(0, 1)]])
+        backend.look(wait=True)
         assert row.done
         with pytest.raises(UserError, match="no_such_game"):
             row.take()
-        row = home.open((0, 1), "pong", Rules(0, 0.0, 100), [[Game(0, 1)]])
+        row = backend.open((0, 1), "pong", Rules(0, 0.0, 100), [[EpisodeSpec(0, 1)]])
         assert row.take() == []
-        home.arrays.action[0, 1] = 17  # pong has six
+        backend.arrays.action[0, 1] = 17  # pong has six
         row.send()
         with pytest.raises(EnvironmentFault, match="an emulator failed: ValueError: pong has 6 actions"):
             row.take()
-        home._started[1]._popen.kill()
+        backend._started[1]._popen.kill()
         with pytest.raises(EnvironmentFault, match="an emulator's process ended while it played, with code -9"):
             [row.send() for _ in range(1000)] and row.take()
     finally:
-        home.close()
-    assert all(process._popen.poll() is not None for process in home._started)
+        backend.close()
+    assert all(process._popen.poll() is not None for process in backend._started)
 
 
 @pytest.mark.slow
 def test_an_emulator_that_dies_ends_its_own_agents_evaluation_and_no_others(monkeypatch, tmp_path, capsys):
-    class Mortal(Processes):
+    class Mortal(SubprocessBackend):
         """Processes of which those that play breakout are killed."""
 
         def open(self, where, game, rules, groups):
@@ -255,7 +262,7 @@ def test_an_emulator_that_dies_ends_its_own_agents_evaluation_and_no_others(monk
                 row._process._popen.kill()
             return row
 
-    monkeypatch.setattr(evaluate, "_home", lambda config, _, rows: Mortal((2, rows, 1), config.observation))
+    monkeypatch.setattr(evaluate, "_backend", lambda config, _, rows: Mortal((2, rows, 1), config.observation))
     small = LITTLE_FRAMES | {"network.hidden": 4, "replay.batch_size": 2, "learner.depth": 1, "replay.n_step": 2}
     small |= {"evaluation.episodes": 2, "evaluation.max_steps": 5, "schedule.learning_starts": 60}
     command = ["train", "pong", "breakout", "--steps", "61", *as_options(small), "--out", str(tmp_path)]
@@ -296,7 +303,7 @@ def test_an_agent_scores_the_same_alone_and_beside_others():
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_agent_that_plays_by_itself_has_its_weights_once(monkeypatch, count):
     """Beside others every row has a copy, since rows change hands; a wide network's copies would be gigabytes."""
-    copies, choice = set(), evaluate._Choice
+    copies, choice = set(), evaluate.BatchedPolicy
 
     def noted(*given):
         made = choice(*given)
@@ -304,7 +311,7 @@ def test_an_agent_that_plays_by_itself_has_its_weights_once(monkeypatch, count):
         return made
 
     monkeypatch.setattr(nearby, "make", lambda _, count, *more: Lengths(count))  # noqa: ARG005
-    monkeypatch.setattr(evaluate, "_Choice", noted)
+    monkeypatch.setattr(evaluate, "BatchedPolicy", noted)
     monkeypatch.setattr(evaluate, "cores", lambda: 4)
     config = Config().override({"evaluation.episodes": 2, "network.hidden": 4})
     *_, last = play(config, Agents(["any"] * count, agents(range(count), config), range(count)))
@@ -331,7 +338,7 @@ def test_rows_that_are_free_go_to_the_agent_with_the_most_left(monkeypatch):
 
     monkeypatch.setattr(nearby, "make", lambda _, count, *more: Slow(count))  # noqa: ARG005
     config = Config().override({"evaluation.episodes": 32, "network.hidden": 4})
-    monkeypatch.setattr(evaluate, "_WORTH_STARTING", 100)
+    monkeypatch.setattr(row_pool, "_WORTH_STARTING", 100)
     monkeypatch.setattr(evaluate, "_EMULATORS", 4)
     monkeypatch.setattr(evaluate, "cores", lambda: 2)
     *rounds, last = play(config, Agents(["any"] * 3, agents([1, 2, 3], config), [1, 2, 3]))
@@ -357,9 +364,9 @@ def test_very_long_games_do_not_start_last_where_idle_emulators_rest(monkeypatch
             return super().restart(places, seeds)
 
     monkeypatch.setattr(nearby, "make", lambda _, count, *more: Noted(count))  # noqa: ARG005
-    monkeypatch.setattr(Here, "idle_rest", rest)
+    monkeypatch.setattr(InProcessBackend, "idle_rest", rest)
     monkeypatch.setattr(evaluate, "_EMULATORS", 4)
-    monkeypatch.setattr(evaluate, "_WORTH_STARTING", 500)  # more than the short games take that are left then
+    monkeypatch.setattr(row_pool, "_WORTH_STARTING", 500)  # more than the short games take that are left then
     monkeypatch.setattr(evaluate, "cores", lambda: 2)
     config = Config().override({"evaluation.episodes": 24, "network.hidden": 4})
     *_, last = play(config, Agents(["any"] * 3, agents([1, 2, 3], config), [1, 2, 3]))

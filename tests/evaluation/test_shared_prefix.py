@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from spr.envs.base import Step
-from spr.evaluation.episodes import Exploration, Game, Games, Rules
-from spr.evaluation.shared_prefix import Tree
+from spr.evaluation.episodes import EpisodeBatch, EpisodeSpec, Exploration, Rules
+from spr.evaluation.shared_prefix import SharedPrefixEpisodes
 
 ACTIONS = 3
 
@@ -16,7 +16,7 @@ class Console:
     """A game of whole numbers: what it shows and scores, and when it ends, depends on all actions so far."""
 
     num_actions = ACTIONS
-    own_actions = None
+    game_num_actions = None
 
     def __init__(self):
         self.steps = 0
@@ -73,15 +73,15 @@ def played(games, agent):
 def test_games_in_a_group_are_those_played_by_themselves(epsilon, limit, stack):
     for seed in range(12):
         rules = Rules(seed, epsilon, limit)
-        group, console = [Game(number, 4 * number) for number in range(7)], Console()
+        group, console = [EpisodeSpec(number, 4 * number) for number in range(7)], Console()
         apart, steps = [], 0
         for game in group:
             alone = Console()
-            (ended,) = played(Tree(alone, rules, [[game]], stack), Agent(stack, seed))
+            (ended,) = played(SharedPrefixEpisodes(alone, rules, [[game]], stack), Agent(stack, seed))
             apart.append(ended)
             steps += alone.steps
         assert steps == sum(ended.length for ended in apart)
-        together = played(Tree(console, rules, [group], stack), Agent(stack, seed))
+        together = played(SharedPrefixEpisodes(console, rules, [group], stack), Agent(stack, seed))
         assert sorted(together) == apart
         assert console.steps <= steps
         if epsilon == 0.0:
@@ -93,18 +93,18 @@ def test_games_in_a_group_are_those_played_by_themselves(epsilon, limit, stack):
 def test_games_played_by_themselves_are_those_of_emulators_that_step_together():
     rules, seed, stack = Rules(3, 0.1, 200), 3, 4
     for number in range(20):
-        group = [Game(number, number)]
-        mine = played(Tree(Console(), rules, [group], stack), Agent(stack, seed))
-        assert mine == played(Games(Console(), rules, [group]), Agent(stack, seed))
+        group = [EpisodeSpec(number, number)]
+        mine = played(SharedPrefixEpisodes(Console(), rules, [group], stack), Agent(stack, seed))
+        assert mine == played(EpisodeBatch(Console(), rules, [group]), Agent(stack, seed))
 
 
 def test_what_games_have_in_common_is_played_once():
     """Of a group the common beginning counts once, and each game's own rest: by hand, from when each explores."""
     rules = Rules(1, 0.02, 100)
-    group = [Game(number, 0) for number in range(6)]
+    group = [EpisodeSpec(number, 0) for number in range(6)]
     console = Console()
     console.recv = lambda: Step(console._frame(), np.ones(1), *np.zeros((3, 1), bool))  # games never end
-    ended = played(Tree(console, rules, [group], 4), Agent(4, 0))
+    ended = played(SharedPrefixEpisodes(console, rules, [group], 4), Agent(4, 0))
     assert Counter(game.length for game in ended) == {100: 6}
 
     def first(number):
@@ -118,11 +118,18 @@ def test_what_games_have_in_common_is_played_once():
 
 def test_an_emulator_goes_on_with_another_group():
     rules, console = Rules(2, 0.05, 300), Console()
-    games, agent, ended = Tree(console, rules, [[Game(0, 0), Game(1, 2)]], 4), Agent(4, 2), []
+    games, agent, ended = (
+        SharedPrefixEpisodes(console, rules, [[EpisodeSpec(0, 0), EpisodeSpec(1, 2)]], 4),
+        Agent(4, 2),
+        [],
+    )
     ended += played(games, agent)
-    games.go_on({0: [Game(2, 1), Game(3, 3)]})
+    games.go_on({0: [EpisodeSpec(2, 1), EpisodeSpec(3, 3)]})
     assert not games.idle
     assert games.is_first.all()
     ended += played(games, agent)
-    alone = [played(Tree(Console(), rules, [[Game(n, s)]], 4), Agent(4, 2)) for n, s in enumerate((0, 2, 1, 3))]
+    alone = [
+        played(SharedPrefixEpisodes(Console(), rules, [[EpisodeSpec(n, s)]], 4), Agent(4, 2))
+        for n, s in enumerate((0, 2, 1, 3))
+    ]
     assert sorted(ended) == [game for games in alone for game in games]

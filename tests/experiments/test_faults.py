@@ -13,7 +13,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from conftest import CPU, HEARING, TINY, as_options, wait_for
+from conftest import CPU, HEARING, TINY, as_options, carry_out, make_job, wait_for
 
 from spr.cli import main
 from spr.common import atomic_files, file_locks, hardware
@@ -21,9 +21,10 @@ from spr.common.errors import StorageFault
 from spr.config.presets import preset_config
 from spr.envs.base import BrokenStep
 from spr.envs.registry import make
-from spr.experiments import events, train_job
+from spr.experiments import events
+from spr.experiments.job_runner import JobRunner
 from spr.experiments.progress import StopRequest, Terminal
-from spr.runs import metrics_files, run_folder
+from spr.runs import metrics_files, run_files, run_folder
 from spr.training import checkpoint
 
 SMALL = TINY | {"evaluation.episodes": 2, "replay.n_step": 2}
@@ -100,16 +101,16 @@ def moody(monkeypatch):
 
 
 def folder(out, seed, game="Moody-v0"):
-    return run_folder.folder(Path(out), "spr", game, seed)
+    return run_files.folder(Path(out), "spr", game, seed)
 
 
 def train(out, *more, game="Moody-v0", seeds=("0",)):
     return main(["train", game, "--seeds", *seeds, "--out", str(out), *OPTIONS, *more])
 
 
-def job(out, seeds, game="catch", steps=80):
+def job(out, seeds, game="catch", steps=80, **more):
     config = preset_config("spr").override(SMALL | {"schedule.steps": steps})
-    return train_job.TrainJob("spr", {game: config}, seeds, CPU, "fp32", Path(out), 20)
+    return make_job(out, seeds, (game,), config=config, every=20, **more)
 
 
 def lines(path):
@@ -179,7 +180,7 @@ def test_an_environment_that_fails_at_once_leaves_the_others_their_results(moody
     moody.wrong, moody.who, moody.when = "raise", 0, 1
     assert train(tmp_path, seeds=("0", "1")) == 1
     assert "Moody-v0, seed 0: 'Moody-v0' raised ValueError" in capsys.readouterr().out
-    assert run_folder.finished(folder(tmp_path, 1))
+    assert run_files.finished(folder(tmp_path, 1))
     moody.wrong = ""
     assert train(tmp_path, "--resume", seeds=("0", "1")) == 0
 
@@ -188,22 +189,22 @@ def test_an_environment_that_fails_at_once_leaves_the_others_their_results(moody
 @pytest.mark.parametrize("wrong", ["exit", "shape"])
 def test_an_environment_that_fails_when_it_is_judged_costs_one_result(moody, wrong, tmp_path, capsys, monkeypatch):
     """Of two agents; which of them meets it is decided here by the weights it is judged with."""
-    judge = train_job._judge
+    play = JobRunner._play
 
-    def judging(job, trained, tell, stop):
+    def playing(runner, trained):
         moody.wrong = wrong if any(run.seed == 1 for run in trained.runs) else ""
         moody.when = 3
-        return judge(job, trained, tell, stop)
+        return play(runner, trained)
 
-    monkeypatch.setattr(train_job, "_judge", judging)
+    monkeypatch.setattr(JobRunner, "_play", playing)
     assert train(tmp_path, seeds=("0", "1")) == 1
     said = capsys.readouterr()
     line = next(line for line in said.out.splitlines() if line.startswith("Moody-v0, seed 1: "))
     assert SAID[wrong] in line + ";"
     assert line.endswith("its agent is saved: --resume judges it again")
     assert said.err == ""
-    assert run_folder.finished(folder(tmp_path, 0))
-    assert not run_folder.finished(folder(tmp_path, 1))
+    assert run_files.finished(folder(tmp_path, 0))
+    assert not run_files.finished(folder(tmp_path, 1))
     assert main(["evaluate", str(folder(tmp_path, 1))]) == 1
     said = capsys.readouterr().err
     assert SAID[wrong].removesuffix(";") in said
@@ -211,7 +212,7 @@ def test_an_environment_that_fails_when_it_is_judged_costs_one_result(moody, wro
     monkeypatch.undo()
     moody.wrong = ""
     assert train(tmp_path, "--resume", seeds=("0", "1")) == 0
-    assert run_folder.finished(folder(tmp_path, 1))
+    assert run_files.finished(folder(tmp_path, 1))
 
 
 def test_an_environment_that_exits_when_it_is_made_or_imported_is_refused(tmp_path, monkeypatch, capsys):
@@ -313,37 +314,37 @@ def test_a_line_that_finds_no_room_leaves_no_part_of_itself(tmp_path, monkeypatc
 def test_a_deleted_folder_ends_its_run_and_no_other(when, tmp_path):
     """It is not made again: whoever deleted it meant to."""
     mine, said, results = job(tmp_path, (0, 1)), [], []
-    gone, other = (mine.folder(member) for member in mine.members)
+    gone, other = (mine.request.folder(member) for member in mine.request.members)
 
-    def tell(event):
+    def on_event(event):
         if isinstance(event, when) and (when is events.Evaluated or event.info.step == 65):
             shutil.rmtree(gone, ignore_errors=True)
         events.write_metrics(event)
         said.extend([event.message] if isinstance(event, events.Failed) else [])
         results.extend([event.run.seed] if isinstance(event, events.Scored) else [])
 
-    assert train_job.run_training(mine, tell, lambda: False) == 1
+    assert carry_out(mine, on_event) == 1
     assert said == [
         f"catch, seed 0: {gone} was deleted while it was worked on: nothing of it is left, and --resume begins it again"
     ]
     assert results == [1]
-    assert run_folder.finished(other)
+    assert run_files.finished(other)
     assert not gone.exists()
-    assert train_job.run_training(mine, events.write_metrics, lambda: False, resume_runs=True) == 0
-    assert run_folder.finished(gone)
+    assert carry_out(mine, events.write_metrics, resume=True) == 0
+    assert run_files.finished(gone)
 
 
 @pytest.mark.slow
 def test_a_deleted_folder_of_all_runs_ends_the_command(tmp_path):
     mine, said = job(tmp_path / "out", (0, 1)), []
 
-    def tell(event):
+    def on_event(event):
         if isinstance(event, events.Stepped) and event.info.step == 65:
             shutil.rmtree(tmp_path / "out")
         events.write_metrics(event)
         said.extend([event.message] if isinstance(event, events.Failed) else [])
 
-    assert train_job.run_training(mine, tell, lambda: False) == 1
+    assert carry_out(mine, on_event) == 1
     assert len(said) == 2
     assert list(tmp_path.iterdir()) == []
 
@@ -362,40 +363,45 @@ def test_a_result_that_finds_no_room_is_made_by_resuming(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(run_folder, "_write_json", writing)
         with pytest.raises(StorageFault, match="No space left on device; its agent is saved: --resume judges it again"):
-            train_job.run_training(mine, events.write_metrics, lambda: False)
+            carry_out(mine, events.write_metrics)
     steps = []
 
-    def tell(event):
+    def on_event(event):
         steps.extend([event.info.step] if isinstance(event, events.Stepped) else [])
 
-    assert train_job.run_training(mine, tell, lambda: False, resume_runs=True) == 0
+    assert carry_out(mine, on_event, resume=True) == 0
     assert steps == []
 
 
 def test_one_that_failed_before_the_others_goes_on_alone(tmp_path):
     """All have a checkpoint in common: those who went on do not go back to it."""
-    order = job(tmp_path, (0, 1, 2))
+    order = job(tmp_path, (0, 1, 2), resume=True)
 
     def leave(member, *steps):
-        folder = order.folder(member)
+        folder = order.request.folder(member)
         folder.mkdir(parents=True, exist_ok=True)
         for step in steps:
             checkpoint.path_of(folder, step).write_bytes(b"")
 
-    leave(order.members[0], 60, 66)
-    leave(order.members[1], 60, 80)
-    leave(order.members[2], 60, 80)
-    assert [[m.seed for m in fleet] for fleet in train_job._fleets(order, order.members, True)] == [[0], [1, 2]]
-    leave(order.members[0], 80)  # killed while checkpoints were written
-    checkpoint.path_of(order.folder(order.members[2]), 80).unlink()
-    assert [[m.seed for m in fleet] for fleet in train_job._fleets(order, order.members, True)] == [[0, 1, 2]]
+    def fleets():
+        return [[m.seed for m in fleet] for fleet in JobRunner(order, list, bool)._fleets(order.request.members)]
+
+    leave(order.request.members[0], 60, 66)
+    leave(order.request.members[1], 60, 80)
+    leave(order.request.members[2], 60, 80)
+    assert fleets() == [[0], [1, 2]]
+    leave(order.request.members[0], 80)  # killed while checkpoints were written
+    checkpoint.path_of(order.request.folder(order.request.members[2]), 80).unlink()
+    assert [[m.seed for m in fleet] for fleet in JobRunner(order, list, bool)._fleets(order.request.members)] == [
+        [0, 1, 2]
+    ]
 
 
 @pytest.mark.slow
 def test_what_a_kill_left_behind_is_removed_by_the_next_command(tmp_path):
     mine = job(tmp_path, (0,))
-    (path,) = (mine.folder(member) for member in mine.members)
-    assert train_job.run_training(mine, events.write_metrics, lambda: False) == 0
+    (path,) = (mine.request.folder(member) for member in mine.request.members)
+    assert carry_out(mine, events.write_metrics) == 0
     kept = {file: file.read_bytes() for file in path.iterdir()}
     lock = path.parent / f".{path.name}.lock"
     torn = (
@@ -408,7 +414,7 @@ def test_what_a_kill_left_behind_is_removed_by_the_next_command(tmp_path):
         (path / name).write_bytes(b"torn")
     lock.write_text("not JSON")
     (path / "mine.part").write_text("a stranger's")
-    assert train_job.run_training(mine, events.write_metrics, lambda: False, resume_runs=True) == 0
+    assert carry_out(mine, events.write_metrics, resume=True) == 0
     assert {file: file.read_bytes() for file in path.iterdir()} == kept | {path / "mine.part": b"a stranger's"}
     assert not lock.exists()
 
@@ -454,7 +460,7 @@ def test_a_terminal_that_is_closed_saves_and_stops(tmp_path):
     process.send_signal(signal.SIGHUP)  # as the kernel does where the terminal is the process's own
     assert process.wait(60) == 130
     (step,) = checkpoint.steps_of(run)
-    assert run_folder.load(run)[0].step == step
+    assert run_folder.load_run(run)[0].step == step
     assert not list(tmp_path.rglob(".*.lock"))
 
 
@@ -464,7 +470,7 @@ def test_a_reader_that_goes_away_ends_nothing(tmp_path):
         process = spr("train", "catch", "--out", tmp_path, *OPTIONS, stdout=full, stderr=subprocess.PIPE)
     _, said = process.communicate(timeout=120)
     assert (process.returncode, said) == (0, "")
-    assert run_folder.finished(folder(tmp_path, 0, "catch"))
+    assert run_files.finished(folder(tmp_path, 0, "catch"))
     ours, theirs = os.pipe()
     os.close(ours)
     process = spr("presets", stdout=theirs, stderr=subprocess.PIPE)
@@ -603,11 +609,11 @@ def test_what_the_machine_can_not_do_is_said_in_a_line(error, tmp_path, monkeypa
     def training(*_, **__):
         raise error
 
-    monkeypatch.setattr("spr.cli.run_training", training)
+    monkeypatch.setattr("spr.cli.JobRunner.run", training)
     assert train(tmp_path, game="catch") == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.endswith("; --resume goes on from the last checkpoint\n")
-    monkeypatch.setattr("spr.cli.run_training", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("spr.cli.JobRunner.run", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # what is ours is not hidden
         train(tmp_path, game="catch")

@@ -12,18 +12,18 @@ import time
 
 import numpy as np
 import pytest
-from conftest import CPU, TINY, as_options
+from conftest import TINY, as_options, carry_out, make_job
 
 from spr.cli import _COMMANDS, main
 from spr.cli_parser import make_parser
 from spr.common.errors import UserError
 from spr.config.presets import preset_config
-from spr.experiments import events, loggers, train_job
+from spr.experiments import events, loggers
 from spr.experiments.events import to_all, write_metrics
-from spr.experiments.sweep_plan import Job, Settings
-from spr.runs import compatibility, metrics_files, run_folder
+from spr.experiments.job_runner import INTERRUPTED
+from spr.runs import compatibility, metrics_files, run_files, run_folder
 from spr.training import checkpoint
-from spr.training.loop import Episode, Games
+from spr.training.loop import Episode, EpisodeTracker
 
 CHANGES = TINY | {"schedule.learning_starts": 88, "evaluation.episodes": 1}
 CONFIG = preset_config("spr").override(CHANGES | {"schedule.steps": 95})
@@ -57,7 +57,7 @@ def mirrored(run):
 
 
 def job(out, log_every=10):
-    return train_job.TrainJob("spr", {"catch": CONFIG}, (0, 1), CPU, "fp32", out, 50, log_every=log_every)
+    return make_job(out, (0, 1), config=CONFIG, log_every=log_every)
 
 
 def train(out, stop_after=None, **how):
@@ -69,9 +69,7 @@ def train(out, stop_after=None, **how):
             steps.append(event.info.step)
 
     with loggers.make(["tensorboard", "csv"], out) as logger:
-        return train_job.run_training(
-            job(out), to_all(watch, write_metrics, logger), lambda: stop_after in steps, **how
-        )
+        return carry_out(job(out), to_all(watch, write_metrics, logger), lambda: stop_after in steps, **how)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +81,7 @@ def whole(tmp_path_factory):
 
 
 def folders(out):
-    return [run_folder.folder(out, "spr", "catch", seed) for seed in (0, 1)]
+    return [run_files.folder(out, "spr", "catch", seed) for seed in (0, 1)]
 
 
 def test_a_record_per_episode_and_rows_as_often_as_asked(whole):
@@ -101,7 +99,7 @@ def test_a_record_per_episode_and_rows_as_often_as_asked(whole):
 
 
 def test_an_episodes_score_is_the_sum_of_its_raw_rewards_and_one_cut_off_is_none():
-    games = Games(2, 3)
+    games = EpisodeTracker(2, 3)
 
     def count(reward, over):
         return games.count(np.zeros(2, np.int64), np.array(reward, np.float32), np.array(over))
@@ -134,7 +132,7 @@ def test_tables_hold_what_each_runs_own_files_hold(whole):
 
 @pytest.mark.slow
 def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes_and_event_files(whole, tmp_path):
-    assert train(tmp_path, stop_after=65) == train_job.INTERRUPTED
+    assert train(tmp_path, stop_after=65) == INTERRUPTED
     for run in folders(tmp_path):
         assert [one["step"] for one in lines(run / "episodes.jsonl")] == [GAME, 2 * GAME]
         checkpoint.path_of(run, 65).unlink()  # as if it had been killed: its files are ahead of its last checkpoint
@@ -142,7 +140,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes_and_event_files(whole,
             file.write('{"step": 9')
     old = [next((run / "tensorboard").iterdir()) for run in folders(tmp_path)]
     copies = [file.read_bytes() for file in old]
-    assert train(tmp_path, resume_runs=True) == 0
+    assert train(tmp_path, resume=True) == 0
     for one, two in zip(folders(whole), folders(tmp_path), strict=True):
         for name in ("metrics.jsonl", "episodes.jsonl", "config.json", "metrics.csv", "episodes.csv"):
             assert (one / name).read_bytes() == (two / name).read_bytes(), name
@@ -154,14 +152,14 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes_and_event_files(whole,
 
 
 def test_an_unfinished_run_with_other_rows_is_refused_and_a_finished_one_counts(whole, tmp_path):
-    (member, _), other = job(whole).members, job(whole, log_every=None)
+    (member, _), other = job(whole).request.members, job(whole, log_every=None)
     assert other.finished(member)
     run = other.run(member, {})._replace(path=tmp_path / "run")
     run_folder.create([run])
     assert compatibility.begun(run)
     with pytest.raises(UserError, match="holds an unfinished run with log_every 1, not 10"):
         compatibility.begun(run._replace(log_every=10))
-    wanted = compatibility.Wanted("spr", "catch", 0, CONFIG, "fp32", exactly=False, log_every=1)
+    wanted = compatibility.ExpectedRun("spr", "catch", 0, CONFIG, "fp32", exactly=False, log_every=1)
     assert not compatibility.finished_as(run.path, wanted)
     # A file of an earlier version does not name it: it was a hundredth of the run.
     file = run.path / "config.json"
@@ -174,17 +172,17 @@ def test_an_unfinished_run_with_other_rows_is_refused_and_a_finished_one_counts(
 
 def test_a_runs_folder_may_hold_what_loggers_write(whole, tmp_path):
     run = folders(whole)[0]
-    run_folder.refuse_taken([run], overwrite=True)
-    kept = [path.relative_to(run).parts[0] for path in run_folder.results(run)]
+    run_files.refuse_taken([run], overwrite=True)
+    kept = [path.relative_to(run).parts[0] for path in run_files.results(run)]
     assert "tensorboard" in kept  # comes home from another machine
     assert kept[-1] == "result.json"
-    made = job(tmp_path).run(job(tmp_path).members[0], {})
+    made = job(tmp_path).run(job(tmp_path).request.members[0], {})
     (made.path / "tensorboard").mkdir(parents=True)
     (made.path / "wandb.json").write_text("{}")
     run_folder.create([made])
     assert [path.name for path in made.path.iterdir()] == ["config.json"]
     with pytest.raises(UserError, match="other than 'logs' and 'wandb'"):
-        run_folder.check_name("wandb")
+        run_files.check_name("wandb")
 
 
 class Kept:
@@ -202,7 +200,7 @@ class Kept:
 
 def test_a_run_that_diverged_or_was_stopped_is_closed_without_a_score(tmp_path):
     made = job(tmp_path)
-    diverged, scored = (made.run(member, {}) for member in made.members)
+    diverged, scored = (made.run(member, {}) for member in made.request.members)
     stopped = scored._replace(path=tmp_path / "stopped")
     opened = []
 
@@ -230,7 +228,7 @@ def test_a_run_that_diverged_or_was_stopped_is_closed_without_a_score(tmp_path):
         (["--log", "tensorbord"], None, "unknown logger 'tensorbord'; did you mean 'tensorboard'?"),
         (["--log", "wandb", "tensorboard"], "tensorboard", "needs the package tensorboard: pip install tensorboard"),
         (["--log", "wandb"], "wandb", "--log wandb needs the package wandb: pip install wandb"),
-        (["--log-every", "0"], None, "--log-every takes a number of at least 1"),
+        (["--log-every", "0"], None, "log-every takes a number of at least 1"),
     ],
 )
 def test_what_cannot_be_logged_is_refused_in_one_line(
@@ -248,10 +246,10 @@ def test_what_cannot_be_logged_is_refused_in_one_line(
 
 
 def test_a_sweep_hands_its_logging_on(tmp_path):
-    usual = Settings(tmp_path, CPU, "fp32", (), 50)
-    asked = Settings(tmp_path, CPU, "fp32", (), 50, log_every=7, loggers=("tensorboard", "wandb"))
-    for settings, log, every in ((usual, [], None), (asked, ["tensorboard", "wandb"], 7)):
-        args = make_parser(_COMMANDS).parse_args(settings.command(Job("spr", ("catch", "pong"), (0, 1))))
+    usual = make_job(tmp_path, (0, 1), ("catch", "pong"))
+    asked = make_job(tmp_path, (0, 1), ("catch", "pong"), log_every=7, log=("tensorboard", "wandb"))
+    for made, log, every in ((usual, [], None), (asked, ["tensorboard", "wandb"], 7)):
+        args = make_parser(_COMMANDS).parse_args(made.command())
         assert (args.games, args.seeds, args.log, args.log_every) == (["catch", "pong"], ["0", "1"], log, every)
 
 
@@ -302,7 +300,7 @@ def test_wandb_has_a_run_per_agent_without_asking_and_without_a_server_and_it_go
         time.sleep(0.02)
     first.send_signal(signal.SIGINT)
     _, said = first.communicate(timeout=300)
-    assert (first.returncode, said) == (train_job.INTERRUPTED, "")
+    assert (first.returncode, said) == (INTERRUPTED, "")
     names = [json.loads((run / "wandb.json").read_text())["id"] for run in folders(out)]
     assert len({path.name.split("-")[-1] for path in (out / "wandb").glob("offline-run-*")} | set(names)) == 2
     second = spr(out, "--resume")

@@ -16,23 +16,34 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CPU, HEARING, ROOT, TINY, wait_for
+from conftest import CPU, HEARING, ROOT, TINY, make_job, wait_for
 from rich.console import Console
 
 from spr.cli import main
 from spr.common.errors import UserError
+from spr.config.config import parse_override
+from spr.config.presets import preset_config
 from spr.experiments import ray_engine
-from spr.experiments.sweep import Event, Overview, claimed, local, outcome
-from spr.experiments.sweep_plan import Job, Rates, Settings, plan, unfinished
-from spr.runs import run_folder
+from spr.experiments.sweep import claimed, local
+from spr.experiments.sweep_overview import JobEvent, Overview, outcome
+from spr.experiments.sweep_plan import CostModel, plan, unfinished
+from spr.experiments.train_request import TrainJob
+from spr.runs import run_files
 from spr.training.fleet import largest_fleet
 
 SMALL = tuple(f"{name}={value}" for name, value in (TINY | {"schedule.steps": 150, "evaluation.episodes": 3}).items())
 CHANGES = [part for text in SMALL for part in ("--set", text)]
 
 
-def settings(out, changes=SMALL):
-    return Settings(Path(out), CPU, "fp32", tuple(changes), 50)
+def job(out, preset="spr", games=("catch",), seeds=(0,), changes=SMALL, **more):
+    """A small fleet's job."""
+    config = preset_config(preset).override(dict(map(parse_override, changes)))
+    return make_job(out, seeds, games, preset, config, **more)
+
+
+def divided(out, presets, games, seeds, largest, together=1):
+    """The plan of a small sweep."""
+    return plan(presets, job(out, presets[0], games, seeds), largest, together)
 
 
 def spr(*arguments):
@@ -54,7 +65,7 @@ def trainings(out):
             words = (path / "cmdline").read_bytes().decode().split("\0")
             if "train" in words and str(out) in words:
                 preset, seed = (words[words.index(option) + 1] for option in ("--preset", "--seeds"))
-                folder = run_folder.folder(out, preset, "catch", int(seed))
+                folder = run_files.folder(out, preset, "catch", int(seed))
                 found[folder] = int(path.name), parent(path.name)
         except OSError:
             continue  # gone meanwhile
@@ -119,44 +130,46 @@ def whole(tmp_path_factory):
 
 
 def test_games_and_seeds_are_divided_evenly_into_fleets_that_fit(tmp_path):
-    made = plan(["spr", "der"], ["catch", "pong", "breakout"], range(5), settings(tmp_path), 4, together=1)
-    assert [str(job) for job in made[:5]] == [
+    made = divided(tmp_path, ["spr", "der"], ["catch", "pong", "breakout"], range(5), 4)
+    assert [str(job.request) for job in made[:5]] == [
         "spr on catch, seeds 0-2",  # a fleet of its own: only games of Atari share one
         "spr on catch, seeds 3 4",
         "spr on pong, breakout, seeds 0 1",
         "spr on pong, breakout, seeds 2 3",
         "spr on pong, breakout, seed 4",
     ]
-    everyone = [(job.preset, *member) for job in made for member in job.members]
+    everyone = [(job.request.preset, *member) for job in made for member in job.request.members]
     assert len(set(everyone)) == len(everyone) == 30
-    assert max(len(job.members) for job in made) == 4
+    assert max(len(job.request.members) for job in made) == 4
 
 
 def test_more_games_than_fit_are_several_fleets(tmp_path):
     games = ["pong", "breakout", "alien", "qbert", "hero"]
-    made = plan(["spr"], games, range(2), settings(tmp_path), 2, together=1)
-    assert [job.games for job in made] == [("pong", "breakout")] * 2 + [("alien", "qbert")] * 2 + [("hero",)]
-    assert [job.seeds for job in made] == [(0,), (1,), (0,), (1,), (0, 1)]
+    made = divided(tmp_path, ["spr"], games, range(2), 2)
+    assert [job.request.games for job in made] == [("pong", "breakout")] * 2 + [("alien", "qbert")] * 2 + [("hero",)]
+    assert [job.request.seeds for job in made] == [(0,), (1,), (0,), (1,), (0, 1)]
     assert made[0] != made[1]
-    logs = {settings(tmp_path).log(job) for job in made}
+    logs = {job.log_file() for job in made}
     assert len(logs) == 5
 
 
 def test_the_next_fleet_trains_while_one_is_judged(tmp_path, monkeypatch):
     """On a GPU: what is evaluated there needs the CPU only."""
-    jobs = [Job("spr", ("catch",), (seed,)) for seed in range(3)]
+    jobs = [replace(job(tmp_path, seeds=(seed,)), device=torch.device("cuda"), precision="bf16") for seed in range(3)]
     shares = {jobs[0]: 0.5, jobs[1]: 0.5, jobs[2]: 0.5}
     ends = dict.fromkeys(jobs)
 
     class Fake:
         def __init__(self, arguments, *_):
-            self.job = next(job for job in jobs if str(job.seeds[0]) == arguments[arguments.index("--seeds") + 1])
+            self.job = next(
+                job for job in jobs if str(job.request.seeds[0]) == arguments[arguments.index("--seeds") + 1]
+            )
 
         def ended(self):
             return ends[self.job]
 
         def event(self, job):
-            return Event(job, "done")
+            return JobEvent(job, "done")
 
         def kill(self):
             pass
@@ -165,34 +178,33 @@ def test_the_next_fleet_trains_while_one_is_judged(tmp_path, monkeypatch):
     monkeypatch.setattr("spr.experiments.sweep.free_memory", lambda _: free[0])
     monkeypatch.setattr("spr.experiments.sweep.Command", Fake)
     monkeypatch.setattr("spr.experiments.sweep._LOOK", 0)
-    made = Settings(tmp_path, torch.device("cuda"), "bf16", SMALL, 50)
-    monkeypatch.setattr(Settings, "steps_done", lambda _, job: shares[job])
+    monkeypatch.setattr(TrainJob, "steps_done", lambda mine: shares[mine])
     never = type("Never", (), {"check": lambda _: False})()
-    events = local(1)(jobs, made, never)
-    assert next(events) == Event(jobs[0], "running")
+    events = local(1)(jobs, never)
+    assert next(events) == JobEvent(jobs[0], "running")
     assert [next(events) for _ in range(3)] == [None] * 3  # one trains at a time
     shares[jobs[0]], free[0] = 1, 0
     assert [next(events) for _ in range(3)] == [None] * 3  # until the memory of the first is free
     free[0] = 2**40
-    assert [event for event in (next(events) for _ in range(3)) if event] == [Event(jobs[1], "running")]
+    assert [event for event in (next(events) for _ in range(3)) if event] == [JobEvent(jobs[1], "running")]
     shares[jobs[1]] = 1
     assert [next(events) for _ in range(3)] == [None] * 3  # and one is judged
     ends[jobs[0]] = 0
     assert [event for event in (next(events) for _ in range(4)) if event] == [
-        Event(jobs[0], "done"),
-        Event(jobs[2], "running"),
+        JobEvent(jobs[0], "done"),
+        JobEvent(jobs[2], "running"),
     ]
 
 
 def test_no_more_agents_than_memory(monkeypatch, tmp_path):
-    config = settings(tmp_path).config("spr", "catch")
+    config = job(tmp_path).request.config("catch")
     one = 2**30 * 2
     monkeypatch.setattr("spr.training.fleet.free_memory", lambda _: one)
     monkeypatch.setattr("spr.training.fleet.fleet_memory", lambda _c, agents, _d: agents * 600 * 2**20)
     assert largest_fleet(config, CPU, 1) == 3
     for together, sizes in ((1, [3, 3, 2, 2]), (2, [1] * 10), (None, [10])):  # a cluster's nodes are not this machine
-        made = plan(["spr"], ["catch"], range(10), settings(tmp_path), 10, together)
-        assert [len(job.seeds) for job in made] == sizes
+        made = divided(tmp_path, ["spr"], ["catch"], range(10), 10, together)
+        assert [len(job.request.seeds) for job in made] == sizes
     monkeypatch.setattr("spr.training.fleet.fleet_memory", lambda _c, agents, _d: agents * 2**40)
     with pytest.raises(UserError, match="one agent takes about 1024"):
         largest_fleet(config, CPU, 1)
@@ -223,7 +235,7 @@ def test_bad_sweeps_are_refused_in_one_line_before_anything_is_written(arguments
 
 
 def finished(out, preset, game, seed, **more):
-    folder = run_folder.folder(Path(out), preset, game, seed)
+    folder = run_files.folder(Path(out), preset, game, seed)
     folder.mkdir(parents=True)
     result = {
         "preset": preset,
@@ -238,35 +250,37 @@ def finished(out, preset, game, seed, **more):
         "protocol": {},
         "version": "0",
     }
-    result |= {"config": settings(out).config(preset, game).to_dict()}
+    result |= {"config": job(out, preset, (game,)).request.config(game).to_dict()}
     (folder / "result.json").write_text(json.dumps(result | {"agents_together": 2, "episodes": [5.0] * 50} | more))
 
 
 def test_costs_follow_what_finished_runs_took(tmp_path, monkeypatch):
     monkeypatch.setattr("spr.experiments.sweep_plan.device_name", lambda _: "cpu, 2 threads")
-    jobs = [Job("spr", ("catch",), (0, 1)), Job("spr", ("catch",), (2, 3))]
+    jobs = [job(tmp_path, seeds=seeds) for seeds in ((0, 1), (2, 3))]
     monkeypatch.setattr("spr.experiments.sweep_plan.reference_table", lambda _: ())
-    assert Rates(jobs, settings(tmp_path)).cost(jobs[1]).seconds is None
+    assert CostModel(jobs, CPU).cost(jobs[1]).seconds is None
     finished(tmp_path, "spr", "catch", 0)
     finished(tmp_path, "spr", "catch", 1, device="another")  # takes no part
     # 0.2 s per step of two agents, 150 steps; 8 s for two agents' 50 games: 8 s per agent's 100, of which 3 are played.
-    assert Rates(jobs, settings(tmp_path)).cost(jobs[1]).seconds == pytest.approx(30 + 2 * 8 * 0.03)
-    assert Rates(jobs, settings(tmp_path)).cost(Job("spr", ("catch",), (2, 3, 4, 5))).seconds == pytest.approx(
-        60 + 0.96
-    )
-    assert unfinished(jobs, settings(tmp_path)) == [jobs[1]]
-    assert unfinished([Job("spr", ("catch",), (1, 2))], settings(tmp_path)) == [Job("spr", ("catch",), (2,))]
+    assert CostModel(jobs, CPU).cost(jobs[1]).seconds == pytest.approx(30 + 2 * 8 * 0.03)
+    assert CostModel(jobs, CPU).cost(job(tmp_path, seeds=(2, 3, 4, 5))).seconds == pytest.approx(60 + 0.96)
+    assert unfinished(jobs) == [jobs[1]]
+    assert unfinished([job(tmp_path, seeds=(1, 2))]) == [job(tmp_path, seeds=(2,))]
 
 
 def test_a_known_gpus_rates_are_used_before_anything_is_finished(tmp_path, monkeypatch):
     monkeypatch.setattr("spr.experiments.sweep_plan.device_name", lambda _: "NVIDIA H200")
-    cost = Rates([], settings(tmp_path, ())).cost
-    assert cost(Job("spr", ("pong",), tuple(range(10)))).seconds == pytest.approx(419.7 + 95)
-    assert cost(Job("spr", ("pong",), (0, 1))).seconds == pytest.approx(100 * (1.795 + (2.552 - 1.795) / 3) + 19)
-    assert cost(Job("spr", ("pong",), tuple(range(128)))).seconds == pytest.approx(1900.6 * 2 + 1216)
+    model = CostModel([], CPU)
+
+    def cost(preset, seeds):
+        return model.cost(job(tmp_path, preset, ("pong",), seeds, changes=())).seconds
+
+    assert cost("spr", range(10)) == pytest.approx(419.7 + 95)
+    assert cost("spr", (0, 1)) == pytest.approx(100 * (1.795 + (2.552 - 1.795) / 3) + 19)
+    assert cost("spr", range(128)) == pytest.approx(1900.6 * 2 + 1216)
     # DER makes one update per step where SPR makes two; rows of a preset's own come first.
-    assert cost(Job("der", ("pong",), (0,))).seconds == pytest.approx(179.5 / 2 + 9.5)
-    assert cost(Job("bbf", ("pong",), (0,))).seconds == pytest.approx(833.0 + 147)
+    assert cost("der", (0,)) == pytest.approx(179.5 / 2 + 9.5)
+    assert cost("bbf", (0,)) == pytest.approx(833.0 + 147)
 
 
 @pytest.mark.slow
@@ -283,34 +297,34 @@ def test_what_is_expected_of_a_cpu_does_not_depend_on_its_threads(tmp_path):
     costs = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        costs.append(Rates([], settings(tmp_path)).cost(Job("spr", ("catch",), (0,))).seconds)
+        costs.append(CostModel([], CPU).cost(job(tmp_path)).seconds)
     torch.set_num_threads(before)
     assert costs[0] == costs[1] is not None
 
 
 def test_the_overview_counts_and_foretells(tmp_path):
-    jobs = [Job("spr", ("catch",), (seed,)) for seed in range(4)]
+    jobs = [job(tmp_path, seeds=(seed,)) for seed in range(4)]
     console = Console(file=(tmp_path / "said").open("w"), width=200)
     costs = [type("C", (), {"seconds": 10.0})() for _ in jobs]
-    view = Overview(console, jobs, costs, settings(tmp_path))
+    view = Overview(console, jobs, costs)
     assert view.line() == "0 done, 0 running, 4 waiting, 0 failed, about 0:00:40 left"
-    view.show(Event(jobs[0], "running"))
-    view.show(Event(jobs[1], "running"))
+    view.show(JobEvent(jobs[0], "running"))
+    view.show(JobEvent(jobs[1], "running"))
     assert view.line() in (f"0 done, 2 running, 2 waiting, 0 failed, about 0:00:{s} left" for s in (19, 20))
     view._began = dict.fromkeys(view._began, time.monotonic() - 1_000)
     view._cost = dict.fromkeys(view._cost, 0.0)
     assert view.line() == "0 done, 2 running, 2 waiting, 0 failed, longer than expected"  # nobody promises 0:00:00
-    view.show(Event(jobs[1], "failed", "a reason"))
+    view.show(JobEvent(jobs[1], "failed", "a reason"))
     assert view.line().startswith("0 done, 1 running, 2 waiting, 1 failed")
     console.file.flush()
     assert "failed: spr on catch, seed 1: a reason; 0 done" in (tmp_path / "said").read_text()
 
 
 def test_the_last_table_says_what_is_missing(tmp_path):
-    jobs = [Job("spr", ("catch",), (0, 1)), Job("der", ("catch",), (0, 1))]
+    jobs = [job(tmp_path, preset, seeds=(0, 1)) for preset in ("spr", "der")]
     finished(tmp_path, "spr", "catch", 0)
     console = Console(file=(tmp_path / "said").open("w"), width=100)
-    console.print(outcome(jobs, settings(tmp_path)))
+    console.print(outcome(jobs))
     console.file.flush()
     assert "5.00 (1 of 2)  - (0 of 2)" in (tmp_path / "said").read_text()
 
@@ -318,7 +332,7 @@ def test_the_last_table_says_what_is_missing(tmp_path):
 @pytest.mark.slow
 def test_a_failed_fleet_is_listed_and_does_not_stop_the_others(whole, tmp_path):
     """One of the folders holds half a run: that fleet fails, the other is trained."""
-    taken = run_folder.folder(tmp_path, "spr", "catch", 0)
+    taken = run_files.folder(tmp_path, "spr", "catch", 0)
     taken.mkdir(parents=True)
     (taken / "checkpoint-0000000050.safetensors").write_text("mine")
     command = spr("sweep", "--games", "catch", "--runs", 2, "--agents", 1, "--out", tmp_path, *CHANGES)
@@ -367,7 +381,7 @@ def test_a_precision_that_is_asked_for_has_to_be_the_finished_runs(tmp_path, cap
 
 def test_a_damaged_result_is_named_and_not_counted(tmp_path, capsys):
     finished(tmp_path, "spr", "catch", 0)
-    path = run_folder.folder(tmp_path, "spr", "catch", 0) / "result.json"
+    path = run_files.folder(tmp_path, "spr", "catch", 0) / "result.json"
     path.write_text(path.read_text()[:-20])
     for command in (["sweep", "--games", "catch", "--runs", "1"], ["train", "catch", "--resume"]):
         assert main([*command, "--out", str(tmp_path), *CHANGES]) == 2
@@ -477,27 +491,26 @@ def test_a_second_sweep_is_told_who_has_the_runs_and_a_killed_one_holds_nobody_u
 
 
 def test_sweeps_that_share_no_run_go_together_and_dead_ones_are_forgotten(tmp_path):
-    made = settings(tmp_path)
     logs = tmp_path / "logs"
     logs.mkdir()
     dead = logs / ".sweep-elsewhere-1.lock"
     dead.write_text(json.dumps({"process": 1, "host": "elsewhere", "since": "then", "runs": ["spr/catch/seed-0"]}))
-    mine, other = Job("spr", ("catch",), (0, 1)), Job("spr", ("catch",), (2,))
-    with claimed([mine], made):
+    mine, other = job(tmp_path, seeds=(0, 1)), job(tmp_path, seeds=(2,))
+    with claimed([mine]):
         assert not dead.exists()
         (path,) = logs.iterdir()
         path.rename(dead)  # as if another process had made it: this one's are named by its number
-        with claimed([other], made):
+        with claimed([other]):
             pass
         with pytest.raises(UserError, match=r"works on spr/catch/seed-0 and 1 more: process \d+ on"):
-            claimed([mine, other], made).__enter__()
-        assert made.log(mine) != made.log(other)
+            claimed([mine, other]).__enter__()
+        assert mine.log_file() != other.log_file()
         dead.rename(path)
     assert list(logs.iterdir()) == []
 
 
 def test_a_job_whose_run_somebody_works_on_waits_and_the_others_go_on(tmp_path, monkeypatch):
-    jobs = [Job("spr", ("catch",), (seed,)) for seed in range(2)]
+    jobs = [job(tmp_path, seeds=(seed,)) for seed in range(2)]
 
     class Fake:
         def __init__(self, *_):
@@ -507,7 +520,7 @@ def test_a_job_whose_run_somebody_works_on_waits_and_the_others_go_on(tmp_path, 
             return 0
 
         def event(self, job):
-            return Event(job, "done")
+            return JobEvent(job, "done")
 
         def kill(self):
             pass
@@ -515,8 +528,8 @@ def test_a_job_whose_run_somebody_works_on_waits_and_the_others_go_on(tmp_path, 
     monkeypatch.setattr("spr.experiments.sweep.Command", Fake)
     monkeypatch.setattr("spr.experiments.sweep._LOOK", 0)
     never = type("Never", (), {"check": lambda _: False})()
-    events = local(1)(jobs, settings(tmp_path), never)
-    with run_folder.locked([settings(tmp_path).folder(jobs[0], jobs[0].members[0])]):
+    events = local(1)(jobs, never)
+    with run_files.locked([jobs[0].request.folder(jobs[0].request.members[0])]):
         told = [event for event in (next(events) for _ in range(8)) if event]
         assert [(event.job, event.state) for event in told] == [
             (jobs[0], "waiting"),
@@ -524,18 +537,19 @@ def test_a_job_whose_run_somebody_works_on_waits_and_the_others_go_on(tmp_path, 
             (jobs[1], "done"),
         ]
         assert f"seed-0 is being worked on by process {os.getpid()} on" in told[0].reason
-    assert [event for event in events if event] == [Event(jobs[0], "running"), Event(jobs[0], "done")]
+    assert [event for event in events if event] == [JobEvent(jobs[0], "running"), JobEvent(jobs[0], "done")]
 
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_a_job_whose_log_can_not_be_written_or_is_gone_fails_alone(stays, tmp_path):
-    job, made = Job("spr", ("catch",), (0,)), settings(tmp_path / "out", (*SMALL, "learner.nothing=1"))
+    mine = job(tmp_path / "out")
+    mine = replace(mine, request=replace(mine.request, changes=(*mine.request.changes, ("learner.nothing", 1))))
     if stays:
         (tmp_path / "out" / "logs").mkdir(parents=True)
         (tmp_path / "out" / "logs" / "spr").write_text("no folder")
     never = type("Never", (), {"check": lambda _: False})()
     told = []
-    for event in local(1)([job], made, never):
+    for event in local(1)([mine], never):
         told += [event] if event else []
         if event and event.state == "running":
             shutil.rmtree(tmp_path / "out")
@@ -548,15 +562,15 @@ def test_files_are_brought_home_only_where_they_are_not(tmp_path):
     there.mkdir()
     for name in ("result.json", "config.json", "metrics.jsonl", "checkpoint-50.safetensors"):
         (there / name).write_text(name)
-    kept = run_folder.results(there)
+    kept = run_files.results(there)
     assert [path.name for path in kept] == ["config.json", "metrics.jsonl", "result.json"]  # a result comes last
     for path in kept:
-        run_folder.write_if_changed(home / path.name, path.read_bytes())
+        run_files.write_if_changed(home / path.name, path.read_bytes())
     assert sorted(path.name for path in home.iterdir()) == ["config.json", "metrics.jsonl", "result.json"]
     before = (home / "result.json").stat().st_ino
-    run_folder.write_if_changed(home / "result.json", b"result.json")
+    run_files.write_if_changed(home / "result.json", b"result.json")
     assert (home / "result.json").stat().st_ino == before
-    run_folder.write_if_changed(home / "result.json", b"another")
+    run_files.write_if_changed(home / "result.json", b"another")
     assert (home / "result.json").read_bytes() == b"another"
 
 
@@ -565,15 +579,15 @@ def test_results_of_a_node_with_a_disk_of_its_own_come_home(whole, tmp_path, mon
     """What a task returns is all that the driver needs: the folder where it was made is gone by then."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     said: list[int] = []
-    job = Job("spr", ("catch",), (0,))
-    made = settings(tmp_path)
-    folder = made.folder(job, job.members[0])
+    mine = job(tmp_path)
+    folder = mine.request.folder(mine.request.members[0])
     board = type("Board", (), {"begin": type("Begin", (), {"remote": staticmethod(said.append)})})
-    environment = ray_engine._environment(made, [job])
+    environment = ray_engine._environment([mine])
     assert "PYTHONPATH" not in environment
-    for named, jobs in ((replace(made, plugins=("mine",)), [job]), (made, [Job("spr", ("mine:make",), (0,))])):
-        assert ray_engine._environment(named, jobs)["PYTHONPATH"].startswith(str(Path.cwd()))  # what lies here counts
-    returned = ray_engine._train(job, made.command(job), str(made.log(job)), [str(folder)], environment, (board, 7))
+    for named in ({"plugin": ("mine",)}, {"games": ("mine:make",)}):
+        one = replace(mine, request=replace(mine.request, **named))
+        assert ray_engine._environment([one])["PYTHONPATH"].startswith(str(Path.cwd()))  # what lies here counts
+    returned = ray_engine._train(mine, mine.command(), str(mine.log_file()), [str(folder)], environment, (board, 7))
     assert said == [7]  # that it has begun
     for path in tmp_path.iterdir():
         shutil.rmtree(path)
@@ -585,10 +599,10 @@ def test_results_of_a_node_with_a_disk_of_its_own_come_home(whole, tmp_path, mon
         def get(reference):
             return reference
 
-    assert ray_engine._ended(job, returned, Ray) == Event(job, "done")
+    assert ray_engine._ended(mine, returned, Ray) == JobEvent(mine, "done")
     assert results(tmp_path)["spr/catch/seed-0"] == results(whole[0])["spr/catch/seed-0"]
-    assert "stored under" in made.log(job).read_text()
-    assert unfinished([job], made) == []
+    assert "stored under" in mine.log_file().read_text()
+    assert unfinished([mine]) == []
 
 
 def test_ray_tells_nobody_about_a_sweep(monkeypatch):

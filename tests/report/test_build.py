@@ -234,7 +234,7 @@ def test_files_of_earlier_versions_still_count_for_what_they_are(monkeypatch):
     def wanted(file, **changes):
         data = json.loads(file.read_text())
         config = from_dict(data["config"]).override(changes)
-        return compatibility.Wanted(
+        return compatibility.ExpectedRun(
             data["preset"], data["game"], data["seed"], config, "bf16", exactly=True, log_every=1
         )
 

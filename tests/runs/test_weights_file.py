@@ -25,7 +25,7 @@ def run(tmp_path_factory):
 
 
 def contents(path):
-    run, weights = run_folder.load(path)
+    run, weights = run_folder.load_run(path)
     return run._replace(path=None), weights
 
 

@@ -8,7 +8,7 @@ import spr
 from spr.config.presets import preset_config
 from spr.envs.registry import make, make_shown
 from spr.evaluation import film
-from spr.experiments import train_job
+from spr.experiments import job_runner
 from spr.training import checkpoint, snapshot
 from spr.training.actor import Actor
 from spr.training.fleet import assemble
@@ -48,11 +48,11 @@ def test_it_is_what_a_checkpoint_shows(tmp_path):
 @pytest.mark.slow
 def test_it_is_judged_saved_and_loaded(tmp_path, monkeypatch):
     judged, fleets = [], []
-    play, make_fleet = train_job.play, train_job.assemble
+    play, make_fleet = job_runner.play, job_runner.assemble
     monkeypatch.setattr(
-        train_job, "play", lambda config, who, epsilon: (judged.append(who), play(config, who, epsilon))[1]
+        job_runner, "play", lambda config, who, epsilon: (judged.append(who), play(config, who, epsilon))[1]
     )
-    monkeypatch.setattr(train_job, "assemble", lambda *args: (fleets.append(make_fleet(*args)), fleets[-1])[1])
+    monkeypatch.setattr(job_runner, "assemble", lambda *args: (fleets.append(make_fleet(*args)), fleets[-1])[1])
     (run,) = spr.train("catch", seeds=[3], changes=AVERAGE, out=tmp_path, device="cpu")
     average = {name: p[0] for name, p in fleets[0].learner.layout.views(fleets[0].state.target).items()}
     loaded = spr.load(run.folder, "cpu").weights

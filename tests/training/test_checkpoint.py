@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, TINY, as_options
+from conftest import CPU, TINY, as_options, carry_out, make_job
 from safetensors.torch import load, save
 
 from spr.agent.random_streams import RawNumbers
@@ -29,10 +29,13 @@ from spr.cli import main
 from spr.common.errors import StorageFault, UnusableError, UserError
 from spr.config.presets import preset_config
 from spr.envs.registry import make
-from spr.evaluation.scheduler import Agents, play
-from spr.experiments import events, train_job
-from spr.ops.cuda_graphs import Inbox, Outbox
-from spr.runs import metrics_files, run_folder
+from spr.evaluation.batched_policy import Agents
+from spr.evaluation.scheduler import play
+from spr.experiments import events, job_runner
+from spr.experiments.job_runner import JobRunner
+from spr.experiments.train_request import Member
+from spr.ops.cuda_graphs import DeviceToHost, HostToDevice
+from spr.runs import metrics_files, run_files, run_folder
 from spr.training import checkpoint, snapshot
 from spr.training.checkpoint import Checkpoint, Spec
 from spr.training.fleet import assemble
@@ -82,7 +85,7 @@ def test_a_restored_fleet_goes_on_to_the_same_bits(preset, step):
 def test_nothing_is_sent_again_before_the_device_has_had_it(monkeypatch):
     """A CPU is never late, a GPU may be: between two sendings of one thing, something later must be waited for."""
     sent, again, times = set(), [], 0
-    send, read = Inbox.send, Outbox.read
+    send, read = HostToDevice.send, DeviceToHost.read
 
     def sending(self, **arrays):
         nonlocal times
@@ -95,8 +98,8 @@ def test_nothing_is_sent_again_before_the_device_has_had_it(monkeypatch):
         sent.clear()
         return read(self)
 
-    monkeypatch.setattr(Inbox, "send", sending)
-    monkeypatch.setattr(Outbox, "read", reading)
+    monkeypatch.setattr(HostToDevice, "send", sending)
+    monkeypatch.setattr(DeviceToHost, "read", reading)
     cut, _ = after(70)
     resumed = training((0, 1, 2))
     list(snapshot.restore(resumed, snapshot.snapshots(cut)))
@@ -333,7 +336,7 @@ def filling_disk(arguments, out, folder):
 
 @pytest.mark.slow
 def test_a_run_on_a_disk_that_fills_up_ends_with_a_line_and_goes_on_when_there_is_room(tmp_path):
-    folder = run_folder.folder(tmp_path / "runs", "spr", "catch", 0)
+    folder = run_files.folder(tmp_path / "runs", "spr", "catch", 0)
     asked = arguments("catch", [0], tmp_path / "runs", 90)
     process = CONTEXT.Process(target=filling_disk, args=(asked, tmp_path / "said", folder))
     process.start()
@@ -403,7 +406,7 @@ def test_a_run_killed_again_and_again_ends_like_one_that_was_not(game, seeds, tm
     assert whole.exitcode == 0, (tmp_path / "whole.txt").read_text()
     rng = random.Random(len(seeds))
     log = tmp_path / "killed.txt"
-    folder = run_folder.folder(tmp_path / "killed", "spr", game, seeds[0])
+    folder = run_files.folder(tmp_path / "killed", "spr", game, seeds[0])
     # Once before it has done anything, then while it trains, at random moments around random steps.
     for target in [0, *sorted(rng.sample(range(5, steps - 5), KILLS - 1))]:
         process = start([*arguments(game, seeds, tmp_path / "killed", steps), "--resume"], log)
@@ -417,7 +420,7 @@ def test_a_run_killed_again_and_again_ends_like_one_that_was_not(game, seeds, tm
     last.join(900)
     assert last.exitcode == 0, log.read_text()
     for seed in seeds:
-        one, two = (run_folder.folder(tmp_path / where, "spr", game, seed) for where in ("whole", "killed"))
+        one, two = (run_files.folder(tmp_path / where, "spr", game, seed) for where in ("whole", "killed"))
         episodes = ["episodes.jsonl"] if game == "catch" else []  # no game of ms_pacman ends so soon
         for name in ("agent.safetensors", "metrics.jsonl", *episodes, "config.json"):
             assert (one / name).read_bytes() == (two / name).read_bytes(), name
@@ -434,7 +437,7 @@ def test_the_one_before_is_used_when_the_last_is_damaged(tmp_path, capsys, monke
     wrote = []
     monkeypatch.setattr(checkpoint, "remove", wrote.append)  # keep them after the end
     assert main(order) == 0
-    folder = run_folder.folder(tmp_path, "spr", "catch", 0)
+    folder = run_files.folder(tmp_path, "spr", "catch", 0)
     weights, metrics = (folder / "agent.safetensors").read_bytes(), (folder / "metrics.jsonl").read_bytes()
     last, before = checkpoint.steps_of(folder)
     assert (last, before) == (80, 75)
@@ -458,48 +461,48 @@ def test_the_one_before_is_used_when_the_last_is_damaged(tmp_path, capsys, monke
 @pytest.mark.slow
 def test_what_a_first_learning_step_compiles_is_told_before_it_and_once(tmp_path, monkeypatch):
     """To whoever watches a GPU; here the moments at which it is told, on a CPU that says it is one."""
-    monkeypatch.setattr(train_job, "_compiles", lambda _: True)
+    monkeypatch.setattr(job_runner, "_compiles", lambda _: True)
     monkeypatch.setattr(checkpoint, "remove", lambda _: None)
     config = CONFIG.override({"evaluation.episodes": 1, "schedule.steps": 80})
-    job = train_job.TrainJob("spr", {"catch": config}, (0,), CPU, "fp32", tmp_path, 5)
+    job = make_job(tmp_path, config=config, every=5)
 
     def told(**how):
         seen = []
-        assert train_job.run_training(job, seen.append, lambda: False, **how) == 0
+        assert carry_out(job, seen.append, **how) == 0
         steps = [event for event in seen if isinstance(event, events.Compiling | events.Stepped)]
         return [after.info.step - 1 for event, after in pairwise(steps) if isinstance(event, events.Compiling)]
 
     assert told() == [TINY["schedule.learning_starts"]]
-    (job.folder(job.members[0]) / "result.json").unlink()
-    checkpoint.path_of(job.folder(job.members[0]), 80).unlink()
-    assert told(resume_runs=True) == [75]
+    (job.request.folder(job.request.members[0]) / "result.json").unlink()
+    checkpoint.path_of(job.request.folder(job.request.members[0]), 80).unlink()
+    assert told(resume=True) == [75]
 
 
 @pytest.mark.slow
 def test_a_wish_to_stop_interrupts_an_evaluation_and_a_replay_at_once(tmp_path):
     config = CONFIG.override({"evaluation.episodes": 3, "schedule.steps": 80})
-    job = train_job.TrainJob("spr", {"catch": config}, (0,), CPU, "fp32", tmp_path, 5)
-    for kind, how in ((events.Evaluated, {}), (events.Replaying, {"resume_runs": True})):
+    job = make_job(tmp_path, config=config, every=5)
+    for kind, how in ((events.Evaluated, {}), (events.Replaying, {"resume": True})):
         seen = []
 
         def stop(seen=seen, kind=kind):
             return any(isinstance(event, kind) for event in seen)
 
         with pytest.raises(KeyboardInterrupt):
-            train_job.run_training(job, seen.append, stop, **how)
-        assert not run_folder.finished(job.folder(job.members[0]))
-    assert train_job.run_training(job, seen.append, lambda: False, resume_runs=True) == 0
-    assert run_folder.finished(job.folder(job.members[0]))
+            carry_out(job, seen.append, stop, **how)
+        assert not run_files.finished(job.request.folder(job.request.members[0]))
+    assert carry_out(job, seen.append, resume=True) == 0
+    assert run_files.finished(job.request.folder(job.request.members[0]))
 
 
 def test_a_fleet_killed_while_its_first_checkpoints_are_written_stays_together(tmp_path):
     """Runs with a checkpoint each, and one that has none yet; a new seed beside them is another fleet."""
-    order = train_job.TrainJob("spr", {"catch": preset_config("spr")}, (0, 1, 2), CPU, "fp32", tmp_path, 5)
+    order = make_job(tmp_path, (0, 1, 2), every=5, resume=True)
 
-    members = [train_job.Member("catch", seed) for seed in range(4)]
+    members = [Member("catch", seed) for seed in range(4)]
 
     def leave(member, *steps):
-        folder = order.folder(member)
+        folder = order.request.folder(member)
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
         for step in steps:
@@ -507,7 +510,8 @@ def test_a_fleet_killed_while_its_first_checkpoints_are_written_stays_together(t
 
     def fleets(*which):
         return [
-            [member.seed for member in fleet] for fleet in train_job._fleets(order, [members[i] for i in which], True)
+            [member.seed for member in fleet]
+            for fleet in JobRunner(order, list, bool)._fleets([members[i] for i in which])
         ]
 
     leave(members[0], 5)
@@ -524,12 +528,12 @@ def test_a_fleet_killed_while_its_first_checkpoints_are_written_stays_together(t
 def test_an_agent_of_an_unfinished_run_says_so_wherever_it_is_evaluated(tmp_path, capsys):
     order = arguments("catch", [0], tmp_path, 70)
     assert main(order) == 0
-    folder, exported = run_folder.folder(tmp_path, "spr", "catch", 0), tmp_path / "agent.safetensors"
+    folder, exported = run_files.folder(tmp_path, "spr", "catch", 0), tmp_path / "agent.safetensors"
     capsys.readouterr()
     assert main(["evaluate", str(folder), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["trained_steps"], told["steps"]) == (70, 70)
-    run, weights = run_folder.load(folder)
+    run, weights = run_folder.load_run(folder)
     run_folder.save_agent(run, weights, 65)
     (folder / "result.json").unlink()
     assert main(["export", str(folder), str(exported)]) == 0
@@ -541,7 +545,7 @@ def test_an_agent_of_an_unfinished_run_says_so_wherever_it_is_evaluated(tmp_path
 @pytest.mark.slow
 def test_two_processes_on_one_run_and_other_settings_are_refused(tmp_path, capsys):
     order = arguments("catch", [0], tmp_path, 70)
-    with run_folder.locked([run_folder.folder(tmp_path, "spr", "catch", 0)]):
+    with run_files.locked([run_files.folder(tmp_path, "spr", "catch", 0)]):
         other = start(order, tmp_path / "other.txt")
         other.join(60)
         assert other.exitcode == 2
@@ -549,8 +553,8 @@ def test_two_processes_on_one_run_and_other_settings_are_refused(tmp_path, capsy
         assert f"seed-0 is being worked on by process {os.getpid()} on {socket.gethostname()}, since 2" in said
         assert said.count("\n") == 1
     assert main(order) == 0
-    folder = run_folder.folder(tmp_path, "spr", "catch", 0)
-    with run_folder.locked([folder]):
+    folder = run_files.folder(tmp_path, "spr", "catch", 0)
+    with run_files.locked([folder]):
         capsys.readouterr()
         assert main(order) == 2
         assert "seed-0 is being worked on by process" in capsys.readouterr().err
@@ -660,7 +664,7 @@ def test_a_diverged_run_has_no_score_and_the_others_have_theirs(tmp_path, monkey
     assert main(arguments("catch", [0, 1], tmp_path, 80)) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "seed 0 diverged: a loss or gradient was not finite in the updates after step 63" in said
-    bad, good = (run_folder.folder(tmp_path, "spr", "catch", seed) for seed in (0, 1))
+    bad, good = (run_files.folder(tmp_path, "spr", "catch", seed) for seed in (0, 1))
     assert {path.name for path in bad.iterdir()} >= {"diverged.json", "diverged.safetensors"}
     assert not (bad / "result.json").exists()
     assert not (bad / "agent.safetensors").exists()

@@ -9,8 +9,8 @@ from spr.config.presets import preset_config
 from spr.envs.registry import make
 from spr.training.actor import ActStep
 from spr.training.fleet import assemble
-from spr.training.learner import UpdateRunner
 from spr.training.loop import train
+from spr.training.update_runner import UpdateRunner
 
 ADAMW = {"learner.weight_decay": 0.1, "learner.learning_rate_end": 1e-5}
 
@@ -45,8 +45,8 @@ def test_an_update_and_an_acting_step_are_whole_graphs(preset, changes):
     fleet, updates, act_step = world()
     fleet.learner._fused = False
     learner = fleet.learner
-    learner._cut_draws, learner._step = whole(learner._cut_draws), whole(learner._step)
-    for piece in ("_look", "_losses", "_judge"):
+    learner._cut_randomness, learner._apply_gradients = whole(learner._cut_randomness), whole(learner._apply_gradients)
+    for piece in ("_sample_views", "_losses", "_update_priorities"):
         setattr(learner, piece, whole(getattr(learner, piece)))
     act_step._select, updates._note_raw = whole(act_step._select), whole(updates._note_raw)
     for step in range(2):

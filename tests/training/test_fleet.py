@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 
 from spr.cli import main
 from spr.config.presets import preset_config
-from spr.envs.registry import Together, make
-from spr.evaluation.scheduler import Agents, play
+from spr.envs.registry import MultiGameEnvs, make
+from spr.evaluation.batched_policy import Agents
+from spr.evaluation.scheduler import play
 from spr.experiments.progress import StopRequest, _summary
 from spr.training.fleet import assemble
 from spr.training.loop import train
@@ -24,7 +25,7 @@ CONFIG = preset_config("spr").override(TINY | {"schedule.steps": 64, "evaluation
 
 def together(games, obs):
     places = {game: [i for i, name in enumerate(games) if name == game] for game in games}
-    return Together([(make(game, len(where), obs=obs), where) for game, where in places.items()])
+    return MultiGameEnvs([(make(game, len(where), obs=obs), where) for game, where in places.items()])
 
 
 def trained(games, seeds):
@@ -38,7 +39,7 @@ def trained(games, seeds):
 @pytest.mark.slow
 def test_the_whole_loop_and_the_evaluation_of_a_mixed_fleet_are_those_of_its_agents_alone():
     mixed, rows = trained(GAMES, SEEDS)
-    assert mixed.envs.own_actions == [6, 4, 18, 6]
+    assert mixed.envs.game_num_actions == [6, 4, 18, 6]
     judged = ["breakout", "alien"]  # whose games are short
     params = {name: p[1:3] for name, p in mixed.state.params.items()}
     *_, scores = play(CONFIG, Agents(judged, params, SEEDS[1:3]), epsilon=0.3)
@@ -47,7 +48,7 @@ def test_the_whole_loop_and_the_evaluation_of_a_mixed_fleet_are_those_of_its_age
         assert torch.equal(mixed.replay.actions[i], alone.replay.actions[0])
         assert torch.equal(mixed.replay.frames[i], alone.replay.frames[0])
         assert torch.equal(mixed.replay.rewards[i], alone.replay.rewards[0])
-        assert mixed.replay.actions[i].max() < mixed.envs.own_actions[i]
+        assert mixed.replay.actions[i].max() < mixed.envs.game_num_actions[i]
         torch.testing.assert_close(mixed.state.weights[i], alone.state.weights[0], rtol=0, atol=1e-5)
         for name, value in its_rows[-1][0].items():
             assert value is None or rows[-1][i][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
@@ -62,12 +63,12 @@ def test_steps_of_several_games_are_put_where_they_belong():
     both = together(games, CONFIG.observation)
     parts = [make(game, 1, obs=CONFIG.observation) for game in games]
     assert both.num_actions == 18
-    assert both.own_actions == [4, 6, 4]
+    assert both.game_num_actions == [4, 6, 4]
     frames = both.reset([4, 5, 6])
     assert (frames == np.concatenate([part.reset([seed]) for part, seed in zip(parts, [4, 5, 6], strict=True)])).all()
     random = np.random.default_rng(0)
     for _ in range(40):
-        action = random.integers(0, both.own_actions)
+        action = random.integers(0, both.game_num_actions)
         both.send(action)
         out = both.recv()
         for i, part in enumerate(parts):

@@ -15,18 +15,20 @@ from spr.envs.atari100k import game_names
 from spr.envs.base import Step
 from spr.envs.registry import make, make_each
 from spr.evaluation import scheduler
-from spr.evaluation.inprocess_backend import Here
-from spr.evaluation.scheduler import Agents, play
+from spr.evaluation.batched_policy import Agents
+from spr.evaluation.inprocess_backend import InProcessBackend
+from spr.evaluation.scheduler import play
 from spr.evaluation.screen_resize import Resizer
-from spr.evaluation.subprocess_backend import Processes
+from spr.evaluation.subprocess_backend import SubprocessBackend
 from spr.ops import impala_ops
-from spr.ops.cuda_graphs import Inbox, captured
+from spr.ops.cuda_graphs import HostToDevice, captured
 from spr.training import snapshot
 from spr.training.actor import ActStep
 from spr.training.fleet import assemble
-from spr.training.learner import Learner, UpdateRunner
+from spr.training.learner import Learner
 from spr.training.loop import Training, train
 from spr.training.resets import reset
+from spr.training.update_runner import UpdateRunner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -41,11 +43,11 @@ SMALL = {
 }
 
 
-def filled(seeds, product=torch.float32, changes=SMALL, preset="spr"):
+def filled(seeds, matmul_dtype=torch.float32, changes=SMALL, preset="spr"):
     """A fleet whose replay holds the first random steps of catch."""
-    tune(GPU, "fp32" if product == torch.float32 else "bf16")
+    tune(GPU, "fp32" if matmul_dtype == torch.float32 else "bf16")
     config = preset_config(preset).override(changes)
-    fleet = assemble(config, make("catch", len(seeds)), seeds, GPU, product)
+    fleet = assemble(config, make("catch", len(seeds)), seeds, GPU, matmul_dtype)
     next(info for info in train(fleet) if info.step == config.schedule.learning_starts)
     return fleet, UpdateRunner(fleet.learner, fleet.state, fleet.replay, fleet.rng)
 
@@ -63,8 +65,10 @@ def learn(fleet, updates, count, plainly=False):
 
 def plain_learner(fleet):
     """The fleet's learner with nothing compiled."""
-    product = fleet.learner._product
-    return Learner(fleet.config, fleet.envs.num_actions, GPU, product=product, fuse=lambda function, _: function)
+    matmul_dtype = fleet.learner._matmul_dtype
+    return Learner(
+        fleet.config, fleet.envs.num_actions, GPU, matmul_dtype=matmul_dtype, fuse=lambda function, _: function
+    )
 
 
 def assert_learnt_alike(one, two, start):
@@ -265,13 +269,16 @@ def test_screens_are_made_smaller_on_a_gpu_as_on_a_cpu():
     heights, frames = (210, 250, 214, 210), []
     screens = np.random.default_rng(0).integers(256, size=(4, 5, 3, 1, TALLEST, 160), dtype=np.uint8)
     for device in (torch.device("cpu"), GPU):
-        resizer, inbox = Resizer(5, preset_config("spr").observation, device), Inbox(device, {"screen": screens[0]})
-        act = captured(lambda resizer=resizer, inbox=inbox: resizer(inbox["screen"]), device)
+        resizer, to_device = (
+            Resizer(5, preset_config("spr").observation, device),
+            HostToDevice(device, {"screen": screens[0]}),
+        )
+        act = captured(lambda resizer=resizer, to_device=to_device: resizer(to_device["screen"]), device)
         for turn in range(8):  # from the fourth on by replaying
             height = heights[turn % 4]
             for place in range(5):
                 resizer.lend(place, height if place == turn % 5 else 210)
-            inbox.send_some("screen", range(turn % 5, 5), screens[turn % 4])
+            to_device.send_some("screen", range(turn % 5, 5), screens[turn % 4])
             frames.append(act().cpu().clone())
     assert all(torch.equal(here, there) for here, there in zip(frames[:8], frames[8:], strict=True))
 
@@ -285,12 +292,16 @@ def test_games_that_begin_alike_score_the_same_in_a_group_and_by_themselves(monk
     # As they are drawn, networks choose one action whatever they see; these look.
     params = {name: 0 * p.detach() if "bias" in name else 3 * p.detach() for name, p in drawn.items()}
     *_, grouped = play(config, Agents(games, params, [3, 1, 7]))
-    monkeypatch.setattr(Processes, "alike", lambda _, starts: [[place] for place in range(len(starts))])
+    monkeypatch.setattr(
+        SubprocessBackend, "group_identical_starts", lambda _, starts: [[place] for place in range(len(starts))]
+    )
     *_, alone = play(config, Agents(games, params, [3, 1, 7]))
     assert grouped[:3] == alone[:3]
     assert grouped.steps < 0.95 * alone.steps
     # And as from the frames of ale-py's vector, in as many rows of one: in another shape a GPU may round otherwise.
-    monkeypatch.setattr(scheduler, "_home", lambda config, _, rows: Here((2, rows, 1), config.observation, {}))
+    monkeypatch.setattr(
+        scheduler, "_backend", lambda config, _, rows: InProcessBackend((2, rows, 1), config.observation, {})
+    )
     *_, vector = play(config, Agents(games, params, [3, 1, 7]))
     assert vector == alone
     assert len({score for scores in alone.scores for score in scores}) > 2  # agents that look play differently
@@ -386,8 +397,8 @@ def test_at_real_sizes_compiling_changes_less_than_bf16_does(preset, agents, mos
     config, seeds = preset_config(preset), list(range(agents))
     games = make("bank_heist", agents)
 
-    def fleet(product):
-        return assemble(config, games, seeds, GPU, product)
+    def fleet(matmul_dtype):
+        return assemble(config, games, seeds, GPU, matmul_dtype)
 
     run, plain, exact = fleet(torch.bfloat16), fleet(torch.bfloat16), fleet(torch.float32)
     fill_ring([run, plain, exact])
@@ -429,9 +440,9 @@ def test_at_real_sizes_company_changes_less_than_bf16_does(game, record_property
     place = list(names).index(game)
     games, one = make_each(names), make(game, 1)
     many = assemble(config, games, [2] * len(names), GPU, torch.bfloat16)
-    alone, exact = (assemble(config, one, [2], GPU, product) for product in (torch.bfloat16, torch.float32))
+    alone, exact = (assemble(config, one, [2], GPU, matmul_dtype) for matmul_dtype in (torch.bfloat16, torch.float32))
     fill_ring([many])
-    own = torch.tensor(games.own_actions, device=GPU)[:, None]
+    own = torch.tensor(games.game_num_actions, device=GPU)[:, None]
     many.replay.actions.remainder_(own)
     for other in (alone, exact):
         assert torch.equal(other.state.weights[0], many.state.weights[place])
@@ -486,8 +497,8 @@ def test_captured_acting_equals_plain_and_draws_new_noise_each_time():
                 act.act_async(greedy=True)
             else:
                 raw = fleet.rng.sample_raw_action()
-                fleet.replay.write_frame(act._inbox["frame"])
-                act._outbox.post(act._select_and_store(raw, None))
+                fleet.replay.write_frame(act._to_device["frame"])
+                act._to_host.post(act._select_and_store(raw, None))
             actions.append(act.act_wait()[0])
             still = np.zeros(3, np.bool_)
             act.finish_step(Step(frame.numpy(), np.zeros(3, np.float32), still, still, still))
@@ -517,6 +528,6 @@ def test_an_agent_answers_on_a_gpu_as_on_a_cpu_and_is_watched_there(tmp_path):
     pytest.importorskip("matplotlib", reason="films need the extra 'video'")
     from spr.evaluation import film  # noqa: PLC0415
 
-    agent = film.load(run.folder, GPU)
+    agent = film.load_player(run.folder, GPU)
     assert len(list(film.film(agent, 0, 5, []))) == 5
     agent.close()

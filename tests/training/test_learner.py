@@ -7,8 +7,9 @@ import torch
 from conftest import ACTIONS, CPU, World, small
 from torch.utils._pytree import tree_map
 
+from spr.agent.action_padding import crop_actions, pad_actions
 from spr.agent.augmentation import Views
-from spr.agent.networks import Networks, crop_actions, pad_actions
+from spr.agent.networks import Networks
 from spr.agent.objective import cross_entropy, project_distribution
 from spr.agent.random_streams import RngStreams
 from spr.config.config import Config
@@ -81,7 +82,7 @@ def test_clip_groups_are_separate_per_agent_and_spare_the_predictor():
     }.items():
         by_name[name].flatten(1)[:, 0] = torch.tensor(values, dtype=torch.float32)
     norms = {"agent": torch.tensor([5.0, 50.0]), "model": torch.tensor([20.0, 1.0])}
-    learner.step(learner.init([0, 1]), grads, norms)
+    learner.apply_gradients(learner.init([0, 1]), grads, norms)
     assert first("encoder.conv1.weight") == pytest.approx([3, 6])
     assert first("head.value.bias") == pytest.approx([4, 8])
     assert first("transition.conv1.bias") == pytest.approx([10, 1])
@@ -107,7 +108,7 @@ def test_the_step_is_adam_of_the_paper():
     m, v = torch.zeros_like(expected), torch.zeros_like(expected)
     for count in range(1, 4):
         found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates)
-        world.learner.step(world.state, found.grads, found.norms)
+        world.learner.apply_gradients(world.state, found.grads, found.norms)
         grads = found.grads  # clipped by now
         m = 0.9 * m + 0.1 * grads
         v = 0.999 * v + 0.001 * grads**2
@@ -127,7 +128,7 @@ def test_the_step_with_decay_is_adamw_on_everything_but_vectors():
     adamw = torch.optim.AdamW(groups, lr=1e-2, eps=1.5e-4)
     for _ in range(3):
         found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates)
-        world.learner.step(world.state, found.grads, found.norms)
+        world.learner.apply_gradients(world.state, found.grads, found.norms)
         for name, grad in world.learner.layout.views(found.grads).items():  # clipped by now
             params[name].grad = grad[0].clone()
         adamw.step()
@@ -147,7 +148,7 @@ def test_decay_leaves_a_diverged_agent_as_it_was():
 def test_without_a_norm_nothing_is_clipped_and_norms_are_still_told():
     world = World(small(**{"learner.max_grad_norm": 0.0}), [0])
     grads = torch.full((1, world.learner.layout.size), 3.0)
-    world.learner.step(world.state, grads, {"agent": torch.tensor([1e4]), "model": torch.tensor([1e4])})
+    world.learner.apply_gradients(world.state, grads, {"agent": torch.tensor([1e4]), "model": torch.tensor([1e4])})
     assert (grads == 3).all()
     assert torch.equal(world.state.first_moment, torch.full_like(grads, 0.1 * 3))
     metrics = world.update()
@@ -198,7 +199,7 @@ def test_an_average_that_equals_the_weights_changes_no_loss():
     quiet = {"network.noisy": False}
     plain, averaged = World(small(**quiet), [0]), World(small(**quiet, **{"learner.average": 0.9}), [0])
     draws = plain.draws()
-    batch, views = plain.learner.look(plain.replay, draws, plain.rates)
+    batch, views = plain.learner.sample_views(plain.replay, draws, plain.rates)
     one, other = (w.learner.gradients(w.state, batch, views, draws) for w in (plain, averaged))
     torch.testing.assert_close(other[0], one[0])
     for name, loss in one[2].losses.items():
@@ -212,7 +213,7 @@ def test_the_average_values_the_bootstrap_and_gives_the_targets():
     noise = torch.randn(world.state.target.shape, generator=torch.Generator().manual_seed(0))
     world.state.target.add_(0.02 * noise)
     draws = world.draws()
-    batch, views = world.learner.look(world.replay, draws, world.rates)
+    batch, views = world.learner.sample_views(world.replay, draws, world.rates)
     grads, _, output = world.learner.gradients(world.state, batch, views, draws)
     online, average = Networks(config, ACTIONS), Networks(config, ACTIONS)
     online.load_state_dict({name: p[0] for name, p in world.state.params.items()})
@@ -261,7 +262,7 @@ def test_priorities_are_the_root_of_the_divergence():
 def test_priorities_may_be_the_root_of_the_cross_entropy():
     world = World(small(**{"replay.priority": "cross_entropy"}), [0])
     draws = world.draws()
-    batch, views = world.learner.look(world.replay, draws, world.rates)
+    batch, views = world.learner.sample_views(world.replay, draws, world.rates)
     _, _, output = world.learner.gradients(world.state, batch, views, draws)
     assert torch.equal(output.raw_priority, output.losses["rl"])
     kl = World(small(), [0])
@@ -354,9 +355,9 @@ def test_an_agent_among_games_with_other_actions_is_the_same_agent(preset):
         obs = torch.rand(2, 4, 44, 44, dtype=torch.float64)
         networks = Networks(config, actions).double()
         roomy = Networks(config, room).double()
-        valid = torch.arange(room) < actions
+        action_mask = torch.arange(room) < actions
         q = torch.func.functional_call(networks, cropped, (obs,))
-        padded = torch.func.functional_call(roomy, agent, (obs, (), valid))
+        padded = torch.func.functional_call(roomy, agent, (obs, (), action_mask))
         torch.testing.assert_close(padded[:, :actions], q)
         assert (padded[:, actions:] == -torch.inf).all()
 

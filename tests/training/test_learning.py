@@ -9,7 +9,8 @@ from spr.agent.schedules import beta_at
 from spr.common.errors import UserError
 from spr.config.presets import preset_config
 from spr.envs.registry import make
-from spr.evaluation.scheduler import Agents, play
+from spr.evaluation.batched_policy import Agents
+from spr.evaluation.scheduler import play
 from spr.training.actor import Actor
 from spr.training.fleet import assemble
 from spr.training.loop import train

@@ -6,8 +6,9 @@ import pytest
 import torch
 from conftest import ACTIONS, CPU, TINY, World, small
 
-from spr.agent.networks import Networks, crop_actions, pad_actions
-from spr.agent.schedules import fill, n_step_at, new_rates, reset_at, updates_before
+from spr.agent.action_padding import crop_actions, pad_actions
+from spr.agent.networks import Networks
+from spr.agent.schedules import fill, n_step_at, new_scalars, reset_at, updates_before
 from spr.config.config import Config
 from spr.config.presets import preset_config
 from spr.envs.base import seeds_for
@@ -21,9 +22,9 @@ HEAD = {"reset.every": 40, "reset.keep": 0.75, "reset.redraw": "head"}
 OUTPUTS = {"reset.every": 40}
 
 
-def fleet_of(world, seeds, own_actions=None):
+def fleet_of(world, seeds, game_num_actions=None):
     """What a reset needs of a fleet."""
-    envs = SimpleNamespace(own_actions=own_actions)
+    envs = SimpleNamespace(game_num_actions=game_num_actions)
     return SimpleNamespace(
         config=world.learner.config, seeds=seeds, envs=envs, learner=world.learner, state=world.state
     )
@@ -65,7 +66,7 @@ def test_updates_are_counted_from_the_last_reset_and_so_is_what_changes_with_the
     config = Config().override({"reset.every": 40_000} | anneal)
     steps = (0, 2_000, 2_001, 19_999, 20_000, 20_001, 79_999, 80_000, 99_999)
     assert [updates_before(config, step) for step in steps] == [0, 0, 2, 35_998, 0, 2, 39_998, 0, 39_998]
-    rates, lengths = new_rates(config, CPU), []
+    rates, lengths = new_scalars(config, CPU), []
     for step in (2_000, 19_999, 20_000, 22_500, 50_000, 60_000):
         fill(rates, config, step, 1)
         lengths.append(rates.n_step.item())

@@ -37,7 +37,7 @@ def views_of(config: Config) -> tuple[View, ...]:
     )
 
 
-class Places(NamedTuple):
+class ViewIndices(NamedTuple):
     """Where each role is found among the views of an update."""
 
     obs: int
@@ -47,12 +47,12 @@ class Places(NamedTuple):
     with_grad: int  # how many views, from the first, gradients reach
 
 
-def places_of(config: Config) -> Places:
+def view_indices(config: Config) -> ViewIndices:
     """Return where each role is found."""
     views = views_of(config)
     roles = [view.role for view in views]
     first = roles.index("target") if "target" in roles else 1
-    return Places(
+    return ViewIndices(
         obs=roles.index("obs"),
         anchor=roles.index("anchor" if "anchor" in roles else "obs"),
         targets=slice(first, first + roles.count("target")),
@@ -101,7 +101,7 @@ def make_views(
     config: Config, frames: Tensor, offsets: Tensor, visible: Tensor, params: AugmentParams, dtype: torch.dtype
 ) -> Views:
     """Build the observations of an update from frames [..., B, L, C, H, W] (see `observations`)."""
-    count = places_of(config).with_grad
+    count = view_indices(config).with_grad
     whole = observations(frames, offsets, visible, params, config.augment.shift, dtype)
     lead = whole.dim() - 5
     return Views(whole.narrow(lead, 0, count), whole.narrow(lead, count, whole.shape[lead] - count))

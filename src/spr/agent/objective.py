@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from spr.agent.augmentation import Views, places_of
+from spr.agent.action_padding import ActionMask
+from spr.agent.augmentation import Views, view_indices
 from spr.agent.auxiliary_losses import aux_loss, cosine, uniformity, unit
-from spr.agent.networks import Networks, Noise, Valid
-from spr.agent.random_streams import Draws
+from spr.agent.networks import Networks
+from spr.agent.q_head import Noise
+from spr.agent.random_streams import UpdateRandomness
 from spr.agent.replay import Batch
 from spr.config.config import Config
 from spr.config.schema import PRIORITIES
@@ -82,17 +84,19 @@ class Objective(nn.Module):
         self.online, self.ema, self.target = online, ema, target
         self.averaged = config.learner.average > 0
         self.config = config
-        self.places = places_of(config)
+        self.places = view_indices(config)
         self.distance = _DISTANCES[config.replay.priority]
         self.aux_loss = aux_loss(config.learner.aux_loss) if config.target_offsets else None
 
-    def forward(self, batch: Batch, views: Views, draws: Draws, valid: Valid = None) -> LossOutput:
-        """Encode the views of a batch and return its losses; `valid` says which actions the agent's game has."""
+    def forward(
+        self, batch: Batch, views: Views, draws: UpdateRandomness, action_mask: ActionMask = None
+    ) -> LossOutput:
+        """Encode the views of a batch and return its losses; `action_mask` says which actions the agent's game has."""
         places, stop_gradient = self.places, self.config.learner.stop_gradient
         z = _encode(self.online, views.with_grad, draws.dropout, slice(0, places.with_grad))
         with torch.no_grad():
             z_targets, z_choosing, z_valuing = self._encode_fixed(views.without_grad, draws.dropout)
-        rl, raw_priority, value = self._rl_loss(z[places.obs], batch, z_choosing, z_valuing, draws, valid)
+        rl, raw_priority, value = self._rl_loss(z[places.obs], batch, z_choosing, z_valuing, draws, action_mask)
         losses, metrics = {"rl": rl}, {"value": value}
         if self.aux_loss is not None:
             targets = z_targets if stop_gradient else z[places.targets]
@@ -124,16 +128,22 @@ class Objective(nn.Module):
         return z_targets, z_choosing, _encode(self.target, obs[bootstrap - first :], dropout, last)[0]
 
     def _rl_loss(
-        self, z: Tensor, batch: Batch, z_choosing: Tensor, z_valuing: Tensor, draws: Draws, valid: Valid
+        self,
+        z: Tensor,
+        batch: Batch,
+        z_choosing: Tensor,
+        z_valuing: Tensor,
+        draws: UpdateRandomness,
+        action_mask: ActionMask,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """n-step Q-learning (Mnih et al. 2015; van Hasselt et al. 2016): losses and raw priorities [B], mean value."""
         online = self.online
         with torch.no_grad():
-            chosen_by, valued_by = self._bootstrap_outputs(z_choosing, z_valuing, draws, valid)
-            best = online.q_values(chosen_by, valid).argmax(-1)  # [B]
+            chosen_by, valued_by = self._bootstrap_outputs(z_choosing, z_valuing, draws, action_mask)
+            best = online.q_values(chosen_by, action_mask).argmax(-1)  # [B]
             following = take_action(valued_by, best)  # [B, Z]
         flat = scale_gradient(z.flatten(1), online.head.gradient_scale)
-        outputs = online.head(flat, _first(draws.noise), valid)[0]
+        outputs = online.head(flat, _first(draws.noise), action_mask)[0]
         predicted = take_action(outputs, batch.actions[:, 0])  # [B, Z]
         value = online.q_values(predicted.detach()).mean()
         returns, discount = batch.returns[:, None], batch.discount[:, None]
@@ -146,16 +156,16 @@ class Objective(nn.Module):
         return cross_entropy(target, predicted), self.distance(target, predicted.detach()), value
 
     def _bootstrap_outputs(
-        self, z_choosing: Tensor, z_valuing: Tensor, draws: Draws, valid: Valid
+        self, z_choosing: Tensor, z_valuing: Tensor, draws: UpdateRandomness, action_mask: ActionMask
     ) -> tuple[Tensor, Tensor]:
         """Return the outputs [B, A, Z] at the bootstrap that choose the action, and those that value it."""
         if self.target is None:
             # The target network is the online one (update period 1) under noise of its own.
-            outputs = self.online.head(z_choosing.flatten(1), draws.noise, valid)
+            outputs = self.online.head(z_choosing.flatten(1), draws.noise, action_mask)
             choosing, valuing = outputs[0], outputs[-1]
         else:
-            choosing = self.online.head(z_choosing.flatten(1), _first(draws.noise), valid)[0]
-            valuing = self.target.head(z_valuing.flatten(1), _last(draws.noise), valid)[0]
+            choosing = self.online.head(z_choosing.flatten(1), _first(draws.noise), action_mask)[0]
+            valuing = self.target.head(z_valuing.flatten(1), _last(draws.noise), action_mask)[0]
         return (choosing if self.config.learner.double_q else valuing), valuing
 
     def _aux_losses(self, z: Tensor, batch: Batch, z_targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 
 from spr.agent.augmentation import AugmentParams, augment_params, views_of, whole_number
 from spr.agent.encoders import encoder_shapes
-from spr.agent.networks import Noise, noise_shapes
+from spr.agent.q_head import Noise, noise_shapes
 from spr.config.config import Config
 
 
-class Draws(NamedTuple):
+class UpdateRandomness(NamedTuple):
     """Everything random in one update of a fleet."""
 
     sample: Tensor  # [S, B] uniform in [0, 1), float64: picks sequences by priority
@@ -86,7 +86,7 @@ class RngStreams:
         num_actions: int,
         seeds: Sequence[int],
         device: torch.device,
-        own_actions: Sequence[int] | None = None,
+        game_num_actions: Sequence[int] | None = None,
     ) -> None:
         """Begin one stream per agent on the device that uses its numbers.
 
@@ -95,8 +95,8 @@ class RngStreams:
         self.agents, self.device = len(seeds), device
         self._streams = _Generators(seeds) if device.type == "cpu" else _Counters(seeds, device)
         self._config = config
-        own = [num_actions] * len(seeds) if own_actions is None else list(own_actions)
-        self._own_actions = torch.tensor(own, device=device)[:, None]  # [S, 1]
+        own = [num_actions] * len(seeds) if game_num_actions is None else list(game_num_actions)
+        self._game_num_actions = torch.tensor(own, device=device)[:, None]  # [S, 1]
         self._noise_shapes, self._noise_tree = pytree.tree_flatten(noise_shapes(config, num_actions))
         self._noise_size = sum(size.numel() for size in self._noise_shapes)
         shapes = encoder_shapes(*config.encoder_arguments)
@@ -119,14 +119,14 @@ class RngStreams:
         uniform = 2 * batch + (2 + self._corner) * views + views * sum(map(math.prod, self._dropout_shapes))
         return 2 * self._noise_size + views, uniform
 
-    def draws(self, raw: RawNumbers) -> Draws:
+    def draws(self, raw: RawNumbers) -> UpdateRandomness:
         """Cut an update's numbers into draws; a pure function."""
         agents, batch, count = self.agents, self._config.replay.batch_size, len(views_of(self._config))
         views = batch * count
         noise, jitter = raw.normal.split([2 * self._noise_size, views], 1)
         ends = [batch, 2 * batch, 2 * batch + 2 * views, 2 * batch + (2 + self._corner) * views]
         coarse, fine, shift, corner, masks = raw.uniform.tensor_split(ends, 1)
-        return Draws(
+        return UpdateRandomness(
             # Two numbers of 24 bits make one of 48: a priority among 100,000 may be small.
             sample=coarse.double() + fine.double() * 2.0**-24,
             augment=augment_params(
@@ -157,11 +157,11 @@ class RngStreams:
         if not self._explores:
             return action
         chance, other = raw.uniform.split(1, 1)
-        return torch.where(chance < epsilon, whole_number(other, self._own_actions), action)
+        return torch.where(chance < epsilon, whole_number(other, self._game_num_actions), action)
 
     def random_actions(self) -> Tensor:
         """Draw one uniformly random action per agent, [S, 1]."""
-        return whole_number(self._streams.draw(0, 1).uniform, self._own_actions)
+        return whole_number(self._streams.draw(0, 1).uniform, self._game_num_actions)
 
     def _dropout(self, uniform: Tensor, views: int, batch: int) -> tuple[Tensor, ...]:
         p, shapes = self._config.network.dropout, self._dropout_shapes

@@ -12,7 +12,7 @@ from torch import Tensor
 from spr.config.config import Config
 
 
-class Rates(NamedTuple):
+class ScheduledScalars(NamedTuple):
     """What an update reads of the schedules, 0-d tensors on the device; None: constant, as in the configuration."""
 
     beta: Tensor  # importance-correction exponent
@@ -21,13 +21,13 @@ class Rates(NamedTuple):
     learning_rate: Tensor | None = None
 
 
-def new_rates(config: Config, device: torch.device) -> Rates:
+def new_scalars(config: Config, device: torch.device) -> ScheduledScalars:
     """Return the scalars of a configuration as they are when learning starts."""
 
     def scalar(wanted: bool, dtype: torch.dtype) -> Tensor | None:
         return torch.zeros((), device=device, dtype=dtype) if wanted else None
 
-    rates = Rates(
+    rates = ScheduledScalars(
         beta=torch.zeros((), device=device),
         n_step=scalar(config.return_changes, torch.int64),
         gamma=scalar(config.return_changes, torch.float64),
@@ -37,7 +37,7 @@ def new_rates(config: Config, device: torch.device) -> Rates:
     return rates
 
 
-def fill(rates: Rates, config: Config, step: int, update: int) -> None:
+def fill(rates: ScheduledScalars, config: Config, step: int, update: int) -> None:
     """Set the scalars for one of a step's updates, counted from 0."""
     if update == 0:
         rates.beta.fill_(beta_at(config, step))

@@ -55,14 +55,14 @@ def content(file: Path, largest: int = LARGEST) -> bytes:
         raise UnusableError((error.strerror if isinstance(error, OSError) else None) or one_line(error)) from error
 
 
-class Said(NamedTuple):
+class LoadedJson(NamedTuple):
     """What a JSON file says by name, and whether a checksum vouches for it."""
 
     data: dict[str, Any]
     sealed: bool
 
 
-def said(file: Path, largest: int = LARGEST) -> Said:
+def load_json(file: Path, largest: int = LARGEST) -> LoadedJson:
     """Return what a JSON file says; one with a checksum is refused where that does not match."""
     data = parse(content(file, largest))
     if not isinstance(data, dict):
@@ -70,12 +70,12 @@ def said(file: Path, largest: int = LARGEST) -> Said:
     given = data.pop(_SEAL, None)
     if given is not None and given != _checksum(data):
         raise UnusableError("it is not as it was written: its checksum does not match")
-    return Said(data, given is not None)
+    return LoadedJson(data, given is not None)
 
 
 def json_object(file: Path, largest: int = LARGEST) -> dict[str, Any]:
     """Return what a JSON file says, with or without a checksum."""
-    return said(file, largest).data
+    return load_json(file, largest).data
 
 
 def sealed(data: Mapping[str, Any]) -> dict[str, Any]:

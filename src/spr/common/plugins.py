@@ -15,7 +15,7 @@ from spr.common.errors import UserError, one_line
 _named: set[str] = set()
 
 
-def load(module: str) -> None:
+def import_named(module: str) -> None:
     """Import a module that a person has named; what lies in the current folder counts."""
     if module.endswith(".py") or "/" in module:
         raise UserError(f"--plugin takes a module's name, not a file's; did you mean '{Path(module).stem}'?")

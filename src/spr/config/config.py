@@ -19,6 +19,7 @@ from spr.config.schema import (
 )
 from spr.envs.base import ObservationConfig
 
+Value = int | float | bool | str  # of a field
 Shape = tuple[int, int, int]  # of an image: height, width, channels
 
 _LONGEST = 200  # characters of a name
@@ -181,7 +182,7 @@ class Config:
         group, _, key = name.partition(".")
         return getattr(getattr(self, group), key)
 
-    def to_dict(self) -> dict[str, dict[str, int | float | bool | str]]:
+    def to_dict(self) -> dict[str, dict[str, Value]]:
         """Return nested plain values, as they stand in config.json."""
         return dataclasses.asdict(self)
 
@@ -263,7 +264,7 @@ def fields() -> tuple[Field, ...]:
     )
 
 
-def parse_override(text: str) -> tuple[str, int | float | bool | str]:
+def parse_override(text: str) -> tuple[str, Value]:
     """Read one `group.field=value` of the command line."""
     name, equals, raw = text.partition("=")
     if not equals:

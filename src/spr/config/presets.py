@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from spr.common.errors import UserError, did_you_mean
-from spr.config.config import Config
+from spr.config.config import Config, Value
 from spr.envs.atari100k import game_names
 
-Changes = dict[str, int | float | bool | str]
+Changes = dict[str, Value]
 
 
 class Preset(NamedTuple):

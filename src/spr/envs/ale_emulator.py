@@ -60,7 +60,7 @@ class Emulator:
         self._seed = self._lives = self._steps = 0
         self._brought: tuple[NDArray[Any], ...]  # by the last step, beside its screen
         self.num_actions = ROOM
-        self.own_actions: list[int] | None = None  # known when the first game has started
+        self.game_num_actions: list[int] | None = None  # known when the first game has started
 
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start the game that `Atari` starts from this seed, after as many no-ops, 0 to 29, and return its screen.
@@ -93,7 +93,7 @@ class Emulator:
         self._two = np.zeros((2, height, width), np.uint8)
         self._screen = np.zeros((1, 1, height, width), np.uint8)
         self._actions = self._ale.getMinimalActionSet()
-        self.own_actions = [len(self._actions)]
+        self.game_num_actions = [len(self._actions)]
 
     @property
     def height(self) -> int:

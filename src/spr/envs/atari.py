@@ -58,7 +58,7 @@ class Atari:
         self.num_actions = ROOM
         self.action_names = [action.name for action in self._ale.get_action_set()]
         self._game, self._actions = game, len(self.action_names)
-        self.own_actions: list[int] | None = [self._actions] * count
+        self.game_num_actions: list[int] | None = [self._actions] * count
         self.deterministic = True
         checksum = rom_checksum(rom)
         self.notice = ""
@@ -117,7 +117,7 @@ class ShownAtari:
         self._colour = Atari(game, 1, 1, replace(obs, height=HEIGHT, width=WIDTH, channels=3))
         self._picture = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
         self._game = game
-        self.num_actions, self.own_actions = self._mine.num_actions, self._mine.own_actions
+        self.num_actions, self.game_num_actions = self._mine.num_actions, self._mine.game_num_actions
         self.action_names, self.protocols = self._mine.action_names, self._mine.protocols
         self.deterministic, self.notice = self._mine.deterministic, self._mine.notice
 

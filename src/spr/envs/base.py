@@ -70,7 +70,7 @@ class Envs(Protocol):
     """N environments, stepped together."""
 
     num_actions: int  # that an agent has room for
-    own_actions: list[int] | None  # of each environment's game, which may have fewer; None: exactly those
+    game_num_actions: list[int] | None  # of each environment's game, which may have fewer; None: exactly those
     protocols: list[dict[str, Any]]  # of each environment: the rules of its game
     deterministic: bool  # whether the same seed and actions give the same game again
     notice: str  # what a person should know before playing it; empty where there is nothing

@@ -29,7 +29,7 @@ class Catch:
         self._obs = obs
         self.num_actions = 3
         self.action_names = ["left", "stay", "right"]
-        self.own_actions: list[int] | None = None
+        self.game_num_actions: list[int] | None = None
         self.deterministic = True
         self.notice = ""
         self.protocols = [{"name": "catch", "version": 1, "balls": self.BALLS}] * count

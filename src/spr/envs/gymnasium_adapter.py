@@ -76,7 +76,7 @@ class Gymnasium:
             )
         self._picture = picture_of(game, images, obs)
         self.num_actions = int(space.n)
-        self.own_actions: list[int] | None = None
+        self.game_num_actions: list[int] | None = None
         self.deterministic = False  # some are, but none promises it
         self.notice = _unlike_benchmark(game, self._envs[0])
         kind = {1: "gray", 3: "colour"}.get(obs.channels, plural(obs.channels, "plane"))

@@ -70,7 +70,7 @@ def own_games() -> list[str]:
 def named_games(names: Sequence[str]) -> list[str]:
     """Return the games that a person has named, 'all' the 26 of Atari 100k; modules named with them are imported."""
     for module in plugins.modules_of(names):
-        plugins.load(module)
+        plugins.import_named(module)
     games = [game for name in names for game in (game_names() if name == "all" else [name])]
     twice = next((game for game in games if games.count(game) > 1), None)
     if twice is not None:
@@ -139,7 +139,7 @@ def make_each(
         for envs, _ in made:
             envs.close()
         raise
-    return Together(made) if len(made) > 1 else made[0][0]
+    return MultiGameEnvs(made) if len(made) > 1 else made[0][0]
 
 
 def family(game: str) -> str:
@@ -147,7 +147,7 @@ def family(game: str) -> str:
     return "atari" if game != "catch" and game in known_games() else game
 
 
-class Together:
+class MultiGameEnvs:
     """Environments of several games as one vector: every game's own are stepped at the same time."""
 
     def __init__(self, parts: Sequence[tuple[Envs, Sequence[int]]]) -> None:
@@ -157,10 +157,10 @@ class Together:
         own = np.zeros(self._count, np.int64)
         rules: dict[int, dict[str, Any]] = {}
         for envs, places in parts:
-            own[list(places)] = envs.own_actions or envs.num_actions
+            own[list(places)] = envs.game_num_actions or envs.num_actions
             rules.update(zip(places, envs.protocols, strict=True))
         self.protocols = [rules[place] for place in range(self._count)]
-        self.own_actions: list[int] | None = own.tolist()
+        self.game_num_actions: list[int] | None = own.tolist()
         (self.num_actions,) = {envs.num_actions for envs, _ in self._parts}
         self.deterministic = all(envs.deterministic for envs, _ in self._parts)
         self.notice = "\n".join(envs.notice for envs, _ in self._parts if envs.notice)

@@ -16,14 +16,14 @@ from spr.envs.base import Frames, Step
 _BLOCK = 256  # steps for which a game draws its exploration at once
 
 
-class Game(NamedTuple):
+class EpisodeSpec(NamedTuple):
     """A game that is to be played."""
 
     number: int  # of its agent's games
     start: int  # the emulator's seed
 
 
-class Ended(NamedTuple):
+class EpisodeResult(NamedTuple):
     """A game that is over."""
 
     number: int
@@ -39,7 +39,7 @@ class Rules(NamedTuple):
     limit: int  # steps after which a game is over, whatever the emulator says
 
 
-class Played(Protocol):
+class SteppedEnvs(Protocol):
     """What games are played by: so much of `Envs`."""
 
     @property
@@ -47,7 +47,7 @@ class Played(Protocol):
         """How many actions an agent has room for."""
 
     @property
-    def own_actions(self) -> list[int] | None:
+    def game_num_actions(self) -> list[int] | None:
         """How many of them each emulator's game has, if it may have fewer; known once the first games have started."""
 
     def reset(self, seeds: Sequence[int]) -> Frames:
@@ -60,7 +60,7 @@ class Played(Protocol):
         """Wait for it."""
 
 
-class Restarted(Played, Protocol):
+class RestartableEnvs(SteppedEnvs, Protocol):
     """Emulators that step together, of which some can start new games."""
 
     def restart(self, places: Sequence[int], seeds: Sequence[int]) -> Frames:
@@ -83,7 +83,7 @@ class Row(Protocol):
         """How many actions an agent has room for; known once the first games have started."""
 
     @property
-    def own_actions(self) -> int | None:
+    def game_num_actions(self) -> int | None:
         """How many of them its game has, if it may have fewer."""
 
     @property
@@ -106,29 +106,29 @@ class Row(Protocol):
     def done(self) -> bool:
         """Whether `take` would not wait for long."""
 
-    def go_on(self, groups: Mapping[int, Sequence[Game]]) -> None:
+    def go_on(self, groups: Mapping[int, Sequence[EpisodeSpec]]) -> None:
         """Begin to play other games in some places: a group that begins alike in each."""
 
     def send(self) -> None:
         """Begin a step, with the actions that lie in its places."""
 
-    def take(self) -> list[Ended]:
+    def take(self) -> list[EpisodeResult]:
         """Wait for what was begun last, and return the games that ended by it; what went wrong is raised."""
 
     def close(self) -> None:
         """Release the emulators."""
 
 
-class Home(Protocol):
+class EmulatorBackend(Protocol):
     """Where the emulators of H halves of R rows live."""
 
     arrays: Arrays  # [H, R, ...]
     idle_rest: bool  # whether an emulator without a game costs nothing while others of its row play
 
-    def alike(self, starts: Sequence[int]) -> list[list[int]]:
+    def group_identical_starts(self, starts: Sequence[int]) -> list[list[int]]:
         """Say which games of an agent begin alike, by their places among these starts, and may be played in a group."""
 
-    def open(self, where: tuple[int, int], game: str, rules: Rules, groups: Sequence[Sequence[Game]]) -> Row:
+    def open(self, where: tuple[int, int], game: str, rules: Rules, groups: Sequence[Sequence[EpisodeSpec]]) -> Row:
         """Begin to make a row's emulators, for that half and place, and to start a group of games in each."""
 
     def look(self, wait: bool) -> None:
@@ -156,20 +156,20 @@ class Exploration:
         return self._drawn[step]
 
 
-class Games:
+class EpisodeBatch:
     """Emulators that step together, and the game that is played in each; arrays [E, ...].
 
     Groups are of one game each: what these are played by can't go back to where others part (see `branching`).
     """
 
-    def __init__(self, envs: Restarted, rules: Rules, groups: Sequence[Sequence[Game]]) -> None:
+    def __init__(self, envs: RestartableEnvs, rules: Rules, groups: Sequence[Sequence[EpisodeSpec]]) -> None:
         """Start a game in each emulator."""
         self.envs, self._rules = envs, rules
         games = [game for (game,) in groups]
         self.frame = envs.reset([game.start for game in games]).copy()
-        self._own = (envs.own_actions or [envs.num_actions])[0]
+        self._own = (envs.game_num_actions or [envs.num_actions])[0]
         self.is_first = np.ones(len(games), np.bool_)
-        self._games: list[Game | None] = list(games)
+        self._games: list[EpisodeSpec | None] = list(games)
         # Of each emulator, in Python's own numbers: there are few, and NumPy takes as long for one as for a hundred.
         self._score, self._length = [0.0] * len(games), [0] * len(games)
         self._explores = [Exploration(rules, game.number, self._own) for game in games]
@@ -179,7 +179,7 @@ class Games:
         """The emulators that have no game left; they play on, and nothing of it counts."""
         return [place for place, game in enumerate(self._games) if game is None]
 
-    def go_on(self, groups: Mapping[int, Sequence[Game]]) -> None:
+    def go_on(self, groups: Mapping[int, Sequence[EpisodeSpec]]) -> None:
         """Start other games in some emulators."""
         games = {place: game for place, (game,) in groups.items()}
         for place, game in games.items():
@@ -198,17 +198,17 @@ class Games:
                 taken[place] = other
         self.envs.send(np.array(taken))
 
-    def recv(self) -> list[Ended]:
+    def recv(self) -> list[EpisodeResult]:
         """Take in one step, and return the games that ended by it."""
         out = self.envs.recv()
         self.frame, self.is_first = out.frame, out.terminal | out.truncated
-        ended: list[Ended] = []
+        ended: list[EpisodeResult] = []
         for place, (reward, game_over) in enumerate(zip(out.reward.tolist(), out.game_over.tolist(), strict=True)):
             if (game := self._games[place]) is None:
                 continue
             self._score[place] += reward
             self._length[place] += 1
             if game_over or self._length[place] >= self._rules.limit:
-                ended.append(Ended(game.number, self._score[place], self._length[place]))
+                ended.append(EpisodeResult(game.number, self._score[place], self._length[place]))
                 self._games[place] = None
         return ended

@@ -15,12 +15,12 @@ from spr.common.hardware import cores
 from spr.envs.base import Envs, ObservationConfig
 from spr.envs.gymnasium_adapter import Argument
 from spr.envs.registry import make
-from spr.evaluation.episodes import Arrays, Ended, Game, Games, Rules
+from spr.evaluation.episodes import Arrays, EpisodeBatch, EpisodeResult, EpisodeSpec, Rules
 
 _THREADS = 1  # of a row
 
 
-class Here:
+class InProcessBackend:
     """Emulators in this process; a pool of threads starts games, which takes a while, and the others play on."""
 
     idle_rest = False
@@ -31,17 +31,19 @@ class Here:
             np.zeros((*shape, *obs.frame), np.uint8), np.ones(shape, np.bool_), np.zeros(shape, np.int64)
         )
         self._pool = ThreadPoolExecutor(max(2, cores() // 2))
-        self._rows: list[NearRow] = []
+        self._rows: list[LocalEnvGroup] = []
 
-    def alike(self, starts: Sequence[int]) -> list[list[int]]:
+    def group_identical_starts(self, starts: Sequence[int]) -> list[list[int]]:
         """Every game is played by itself: environments can't go back."""
         return [[place] for place in range(len(starts))]
 
-    def open(self, where: tuple[int, int], game: str, rules: Rules, groups: Sequence[Sequence[Game]]) -> "NearRow":
+    def open(
+        self, where: tuple[int, int], game: str, rules: Rules, groups: Sequence[Sequence[EpisodeSpec]]
+    ) -> "LocalEnvGroup":
         """Begin to make a row's emulators and to start their games."""
         make_envs = partial(make, game, len(groups), _THREADS, self._obs, self._arguments)
         mine = Arrays(*(array[where][: len(groups)] for array in self.arrays))
-        self._rows.append(row := NearRow(mine, self._pool, make_envs, rules, groups))
+        self._rows.append(row := LocalEnvGroup(mine, self._pool, make_envs, rules, groups))
         return row
 
     def look(self, wait: bool) -> None:
@@ -57,7 +59,7 @@ class Here:
             row.close()
 
 
-class NearRow:
+class LocalEnvGroup:
     """Emulators of one agent in this process that step together: busy from every order until `take` is over."""
 
     def __init__(
@@ -66,17 +68,17 @@ class NearRow:
         pool: ThreadPoolExecutor,
         make_envs: Callable[[], Envs],
         rules: Rules,
-        groups: Sequence[Sequence[Game]],
+        groups: Sequence[Sequence[EpisodeSpec]],
     ) -> None:
         self._arrays, self._pool = arrays, pool
         self._envs: Envs | None = None
-        self._games: Games
+        self._games: EpisodeBatch
         self.stepping = False
         self.starting: Future[None] | None = pool.submit(self._start, make_envs, rules, groups)
 
-    def _start(self, make_envs: Callable[[], Envs], rules: Rules, groups: Sequence[Sequence[Game]]) -> None:
+    def _start(self, make_envs: Callable[[], Envs], rules: Rules, groups: Sequence[Sequence[EpisodeSpec]]) -> None:
         self._envs = make_envs()
-        self._games = Games(self._envs, rules, groups)
+        self._games = EpisodeBatch(self._envs, rules, groups)
 
     @property
     def num_actions(self) -> int:
@@ -84,9 +86,9 @@ class NearRow:
         return self._games.envs.num_actions
 
     @property
-    def own_actions(self) -> int | None:
+    def game_num_actions(self) -> int | None:
         """How many of them its game has, if it may have fewer."""
-        own = self._games.envs.own_actions
+        own = self._games.envs.game_num_actions
         return own[0] if own else None
 
     @property
@@ -113,7 +115,7 @@ class NearRow:
         """Whether its games have started; a step is waited for."""
         return self.starting is None or self.starting.done()
 
-    def go_on(self, groups: Mapping[int, Sequence[Game]]) -> None:
+    def go_on(self, groups: Mapping[int, Sequence[EpisodeSpec]]) -> None:
         """Begin to start other games in some places."""
         self.starting = self._pool.submit(self._games.go_on, groups)
 
@@ -122,9 +124,9 @@ class NearRow:
         self._games.send(self._arrays.action)
         self.stepping = True
 
-    def take(self) -> list[Ended]:
+    def take(self) -> list[EpisodeResult]:
         """Wait for what was begun last, and return the games that ended by it; what went wrong is raised."""
-        ended: list[Ended] = []
+        ended: list[EpisodeResult] = []
         if self.starting is None:
             ended = self._games.recv()
             self.stepping = False

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spr.envs.base import Frames
-from spr.evaluation.episodes import Ended, Exploration, Game, Played, Rules
+from spr.evaluation.episodes import EpisodeResult, EpisodeSpec, Exploration, Rules, SteppedEnvs
 
 _Shown = tuple[Frames, NDArray[np.bool_]]  # a frame, and whether an episode began with it
 
 
-class Resumable(Played, Protocol):
+class Resumable(SteppedEnvs, Protocol):
     """An emulator that can go back."""
 
     def save(self) -> Any:
@@ -39,21 +39,21 @@ class _Parting(NamedTuple):
     seen: tuple[_Shown, ...]  # the last of what the agent saw
 
 
-class Tree:
+class SharedPrefixEpisodes:
     """A group of games that begin alike: those that are still one game, and the one that has parted, if one has."""
 
-    def __init__(self, emulator: Resumable, rules: Rules, groups: Sequence[Sequence[Game]], stack: int) -> None:
+    def __init__(self, emulator: Resumable, rules: Rules, groups: Sequence[Sequence[EpisodeSpec]], stack: int) -> None:
         """Start the group's games; `stack` is how many frames an agent sees at once."""
         self._emulator, self._rules = emulator, rules
         self._seen: deque[_Shown] = deque(maxlen=stack)
         (group,) = groups
         self.go_on({0: group})
 
-    def go_on(self, groups: Mapping[int, Sequence[Game]]) -> None:
+    def go_on(self, groups: Mapping[int, Sequence[EpisodeSpec]]) -> None:
         """Start another group's games."""
         (group,) = groups.values()
         frame = self._emulator.reset([group[0].start])
-        own = (self._emulator.own_actions or [self._emulator.num_actions])[0]
+        own = (self._emulator.game_num_actions or [self._emulator.num_actions])[0]
         self._together = {game.number: Exploration(self._rules, game.number, own) for game in group}
         self._alone: tuple[int, Exploration] | None = None
         self._parting: _Parting | None = None
@@ -86,7 +86,7 @@ class Tree:
         if self._together:
             self._parting = _Parting(self._emulator.save(), self._score, self._length, tuple(self._seen))
 
-    def recv(self) -> list[Ended]:
+    def recv(self) -> list[EpisodeResult]:
         """Take in one step, and return the games that ended by it."""
         if self._again:
             self.frame, self.is_first = self._again.popleft()
@@ -98,7 +98,7 @@ class Tree:
             self._see(out.frame, out.terminal | out.truncated)
             return []
         numbers = list(self._together) if self._alone is None else [self._alone[0]]
-        ended = [Ended(number, self._score, self._length) for number in numbers]
+        ended = [EpisodeResult(number, self._score, self._length) for number in numbers]
         if self._alone is None:
             self._together.clear()
         self._alone = None

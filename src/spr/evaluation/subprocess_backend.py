@@ -27,8 +27,8 @@ from spr.common.errors import EnvironmentFault, UserError
 from spr.envs.ale_emulator import TALLEST, Emulator, noops, shows
 from spr.envs.atari import WIDTH, Atari
 from spr.envs.base import ObservationConfig
-from spr.evaluation.episodes import Arrays, Ended, Game, Games, Rules
-from spr.evaluation.shared_prefix import Tree
+from spr.evaluation.episodes import Arrays, EpisodeBatch, EpisodeResult, EpisodeSpec, Rules
+from spr.evaluation.shared_prefix import SharedPrefixEpisodes
 
 _STEP = b""  # as an order; as an answer: nothing has ended
 # NumPy's library for matrices would start a thread for every core, of which every one spins for a while.
@@ -36,7 +36,7 @@ _ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS"
 _NICE = 5  # emulators stand back for the process that feeds them all
 
 
-class Processes:
+class SubprocessBackend:
     """A process for each row that plays, kept for the next one when its games are over."""
 
     idle_rest = True
@@ -51,7 +51,7 @@ class Processes:
         self._started: list[_Process] = []
         self._selector = selectors.DefaultSelector()
 
-    def alike(self, starts: Sequence[int]) -> list[list[int]]:
+    def group_identical_starts(self, starts: Sequence[int]) -> list[list[int]]:
         """Games with as many no-ops begin alike, where emulators can go back."""
         if not self._plain:
             return [[place] for place in range(len(starts))]
@@ -60,7 +60,9 @@ class Processes:
             groups.setdefault(noops(start), []).append(place)
         return list(groups.values())
 
-    def open(self, where: tuple[int, int], game: str, rules: Rules, groups: Sequence[Sequence[Game]]) -> "DistantRow":
+    def open(
+        self, where: tuple[int, int], game: str, rules: Rules, groups: Sequence[Sequence[EpisodeSpec]]
+    ) -> "RemoteEnvGroup":
         """Begin to make a row's emulators and to start their games."""
         if self._idle:
             process = self._idle.pop()
@@ -68,7 +70,7 @@ class Processes:
             process = _Process(self._memory, self._told)
             self._started.append(process)
             self._selector.register(process.connection, selectors.EVENT_READ, process)
-        return DistantRow(process, self._idle, {"where": where, "game": game, "rules": rules, "groups": groups})
+        return RemoteEnvGroup(process, self._idle, {"where": where, "game": game, "rules": rules, "groups": groups})
 
     def look(self, wait: bool) -> None:
         """Note which processes have answered; wait for one of them, if nothing else is to be done."""
@@ -101,7 +103,7 @@ class _Process:
         self.connection = Connection(here.detach())
         self.has_answered = False
 
-    def tell(self, order: bytes) -> None:
+    def on_event(self, order: bytes) -> None:
         """Give an order; its end is not known here yet."""
         try:
             self.connection.send_bytes(order)
@@ -127,10 +129,10 @@ class _Process:
         self._popen.wait()
 
 
-class DistantRow:
+class RemoteEnvGroup:
     """Emulators in their process: busy from every order until `take` has brought what came of it."""
 
-    own_actions: int  # of its game, known once it has started
+    game_num_actions: int  # of its game, known once it has started
     num_actions: int
     height: int | None
 
@@ -139,7 +141,7 @@ class DistantRow:
         self._process, self._idle_processes = process, idle
         self._count = len(start["groups"])
         self.idle: list[int] = []
-        process.tell(json.dumps(start).encode())
+        process.on_event(json.dumps(start).encode())
 
     @property
     def playing(self) -> int:
@@ -156,15 +158,15 @@ class DistantRow:
         """Whether it has answered."""
         return self._process.has_answered
 
-    def go_on(self, groups: Mapping[int, Sequence[Game]]) -> None:
+    def go_on(self, groups: Mapping[int, Sequence[EpisodeSpec]]) -> None:
         """Begin to start other games."""
-        self._process.tell(json.dumps({"next": groups}).encode())
+        self._process.on_event(json.dumps({"next": groups}).encode())
 
     def send(self) -> None:
         """Begin a step, with the actions that lie in its places."""
-        self._process.tell(_STEP)
+        self._process.on_event(_STEP)
 
-    def take(self) -> list[Ended]:
+    def take(self) -> list[EpisodeResult]:
         """Wait for what was begun last, and return the games that ended by it; what went wrong is raised."""
         message = self._process.answer()
         if not message:
@@ -175,10 +177,10 @@ class DistantRow:
         if "failed" in answer:
             raise EnvironmentFault(0, f"an emulator failed: {answer['failed']}")
         if "own_actions" in answer:
-            self.own_actions, self.num_actions = answer["own_actions"], answer["num_actions"]
+            self.game_num_actions, self.num_actions = answer["own_actions"], answer["num_actions"]
             self.height = answer["height"]
         self.idle = answer["idle"]
-        return [Ended(*ended) for ended in answer["ended"]]
+        return [EpisodeResult(*ended) for ended in answer["ended"]]
 
     def close(self) -> None:
         """Leave the process to others."""
@@ -204,7 +206,7 @@ class _Server:
         self._mine = arrays
         self._game = ""
         self._emulators: list[Emulator | Atari] = []  # of that game
-        self._games: list[Games | Tree] = []  # of each place
+        self._games: list[EpisodeBatch | SharedPrefixEpisodes] = []  # of each place
 
     def answer(self, order: bytes) -> bytes:
         """Do what was ordered; what goes wrong is told to whom it concerns."""
@@ -228,7 +230,7 @@ class _Server:
                 self._games[int(place)].go_on({0: _group(group)})
                 self._show(int(place))
         first = self._emulators[0]
-        facts = {"own_actions": (first.own_actions or [first.num_actions])[0], "num_actions": first.num_actions}
+        facts = {"own_actions": (first.game_num_actions or [first.num_actions])[0], "num_actions": first.num_actions}
         height = first.height if isinstance(first, Emulator) else None
         return {**facts, "height": height, "ended": [], "idle": self._idle}
 
@@ -236,11 +238,11 @@ class _Server:
     def _idle(self) -> list[int]:
         return [place for place, games in enumerate(self._games) if games.idle]
 
-    def _step(self) -> list[Ended]:
+    def _step(self) -> list[EpisodeResult]:
         playing = [place for place, games in enumerate(self._games) if not games.idle]
         for place in playing:  # first all of them: `Atari` hands its step to a thread
             self._games[place].send(self._mine.action[place : place + 1])
-        ended: list[Ended] = []
+        ended: list[EpisodeResult] = []
         for place in playing:
             ended += self._games[place].recv()
             self._show(place)
@@ -251,7 +253,7 @@ class _Server:
         (frame,) = games.frame  # a screen may have fewer rows than there is room for
         self._mine.frame[place, :, : frame.shape[1]], self._mine.is_first[place] = frame, games.is_first[0]
 
-    def _open(self, game: str, where: tuple[int, int], rules: Rules, groups: list[list[Game]]) -> None:
+    def _open(self, game: str, where: tuple[int, int], rules: Rules, groups: list[list[EpisodeSpec]]) -> None:
         if self._game != game:
             self._emulators.clear()
             self._game = game
@@ -259,16 +261,16 @@ class _Server:
             self._emulators.append(Emulator(game) if shows(self._obs) else Atari(game, 1, 1, self._obs))
         self._mine = Arrays(*(array[where][: len(groups)] for array in self._arrays))
         self._games = [
-            Tree(emulator, rules, [group], self._obs.stack) if isinstance(emulator, Emulator)
-            else Games(emulator, rules, [group])
+            SharedPrefixEpisodes(emulator, rules, [group], self._obs.stack) if isinstance(emulator, Emulator)
+            else EpisodeBatch(emulator, rules, [group])
             for emulator, group in zip(self._emulators, groups, strict=False)
         ]  # fmt: skip
         for place in range(len(groups)):
             self._show(place)
 
 
-def _group(games: Sequence[Any]) -> list[Game]:
-    return [Game(*game) for game in games]
+def _group(games: Sequence[Any]) -> list[EpisodeSpec]:
+    return [EpisodeSpec(*game) for game in games]
 
 
 def _serve(connection: int, memory: int, shape: tuple[int, int, int], obs: ObservationConfig) -> None:

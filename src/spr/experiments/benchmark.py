@@ -14,11 +14,12 @@ from torch.profiler import ProfilerActivity, profile
 from spr.common.hardware import device_name, free_unused, product_dtype
 from spr.config.config import Config
 from spr.envs.registry import make_each
-from spr.evaluation.scheduler import Agents, play
+from spr.evaluation.batched_policy import Agents
+from spr.evaluation.scheduler import play
 from spr.training.actor import ActStep
 from spr.training.fleet import assemble
-from spr.training.learner import UpdateRunner
 from spr.training.loop import train
+from spr.training.update_runner import UpdateRunner
 
 _ROUNDS = 5  # of which the median is taken
 _JUDGING = 20.0  # seconds for which an evaluation is timed, after

@@ -20,7 +20,7 @@ from spr.common import atomic_files, json_files
 from spr.common.errors import UnusableError, UserError, did_you_mean, one_line
 from spr.experiments import events
 from spr.experiments.events import Event
-from spr.runs import metrics_files, run_folder
+from spr.runs import metrics_files, run_files, run_folder
 from spr.runs.run_folder import Run
 
 _PROJECT = "spr"  # of wandb, unless WANDB_PROJECT names another
@@ -117,7 +117,7 @@ def _tensorboard(_: Path) -> Opener:
     from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra, and slow to import
 
     def opener(run: Run) -> Writer:
-        folder = run.path / run_folder.TENSORBOARD
+        folder = run.path / run_files.TENSORBOARD
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         # Whoever has read an older file, or still has a copy of it, is told to forget it.
@@ -148,7 +148,7 @@ class _Csv:
     """Tables in a run's own folder: what metrics.jsonl and episodes.jsonl hold, for spreadsheets."""
 
     def __init__(self, folder: Path) -> None:
-        self._tables = {group: _CsvTable(folder / name) for group, name in zip(_LINES, run_folder.CSV, strict=True)}
+        self._tables = {group: _CsvTable(folder / name) for group, name in zip(_LINES, run_files.CSV, strict=True)}
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         for group, table in self._tables.items():
@@ -202,7 +202,7 @@ def _wandb(out: Path) -> Opener:
 
     def opener(run: Run) -> Writer:
         name = _wandb_id(run)
-        for old in (out / run_folder.WANDB).glob(f"*run-*-{name}"):
+        for old in (out / run_files.WANDB).glob(f"*run-*-{name}"):
             old.unlink() if old.is_symlink() else shutil.rmtree(old)
         try:
             made = wandb.init(
@@ -229,7 +229,7 @@ def _refused(error: Exception) -> UserError:
 
 def _wandb_id(run: Run) -> str:
     """Return what a run is called there: drawn when it is first logged, and kept in its folder."""
-    path = run.path / run_folder.WANDB_ID
+    path = run.path / run_files.WANDB_ID
     if not path.exists():
         atomic_files.replace(path, (json.dumps({"id": uuid.uuid4().hex[:12]}) + "\n").encode())
     try:

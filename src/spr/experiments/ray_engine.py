@@ -15,9 +15,10 @@ from typing import Any
 from spr.common.errors import UserError, one_line
 from spr.common.plugins import modules_of
 from spr.experiments.progress import StopRequest
-from spr.experiments.sweep import Command, Engine, Event
-from spr.experiments.sweep_plan import Job, Settings
-from spr.runs import run_folder
+from spr.experiments.sweep import Command, Engine
+from spr.experiments.sweep_overview import JobEvent
+from spr.experiments.train_request import TrainJob
+from spr.runs import run_files
 
 _LOOK = 0.5  # seconds between two looks at the tasks
 _RETRIES = 5  # after a lost worker or node
@@ -32,8 +33,8 @@ def on_ray(together: int, address: str | None) -> Engine:
     except ImportError as error:
         raise UserError("--engine ray needs Ray: pip install ray") from error
 
-    def engine(jobs: Sequence[Job], settings: Settings, stop: StopRequest) -> Iterator[Event | None]:
-        environment = _environment(settings, jobs)
+    def engine(jobs: Sequence[TrainJob], stop: StopRequest) -> Iterator[JobEvent | None]:
+        environment = _environment(jobs)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
@@ -44,32 +45,32 @@ def on_ray(together: int, address: str | None) -> Engine:
             ) from error
         task = ray.remote(_train).options(
             num_cpus=1,
-            num_gpus=1 / together if settings.device.type == "cuda" else 0,
+            num_gpus=1 / together if jobs[0].device.type == "cuda" else 0,
             max_retries=_RETRIES,
         )
-        running: dict[Any, Job] = {}
-        begun: set[Job] = set()
+        running: dict[Any, TrainJob] = {}
+        begun: set[TrainJob] = set()
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(  # another node may be lost
             ray.get_runtime_context().get_node_id(), soft=False
         )
         board: Any = ray.remote(_Board).options(num_cpus=0, scheduling_strategy=here).remote()
         try:
             for number, job in enumerate(jobs):
-                folders = [str(settings.folder(job, member).absolute()) for member in job.members]
-                log = str(settings.log(job).absolute())
+                folders = [str(job.request.folder(member).absolute()) for member in job.request.members]
+                log = str(job.log_file().absolute())
                 mark = (board, number)
-                running[task.remote(job, settings.command(job), log, folders, environment, mark)] = job
+                running[task.remote(job, job.command(), log, folders, environment, mark)] = job
             while running and not stop.check():
                 ended, _ = ray.wait(list(running), timeout=_LOOK)
                 yield None
                 new = [jobs[number] for number in ray.get(board.all.remote()) if jobs[number] not in begun]
                 begun.update(new)
-                yield from (Event(job, "running") for job in new)
+                yield from (JobEvent(job, "running") for job in new)
                 for reference in ended:
                     yield _ended(running.pop(reference), reference, ray)
             for reference, job in running.items():
                 ray.cancel(reference)
-                yield Event(job, "stopped")
+                yield JobEvent(job, "stopped")
             if running:
                 ray.wait(list(running), num_returns=len(running))
         finally:
@@ -78,14 +79,13 @@ def on_ray(together: int, address: str | None) -> Engine:
     return engine
 
 
-def _environment(settings: Settings, jobs: Sequence[Job]) -> dict[str, str]:
+def _environment(jobs: Sequence[TrainJob]) -> dict[str, str]:
     """Return what the processes on all nodes find in their environment."""
     # Nodes look for ROMs where this machine does, whatever they would do by themselves; empty is ale-py's wheel.
     given = os.environ.get("ALE_ROMS_DIR")
     found = {"ALE_ROMS_DIR": str(Path(given).absolute()) if given else ""}
-    if settings.plugins or any(
-        modules_of(job.games) for job in jobs
-    ):  # on nodes that see this folder, what lies in it counts there too
+    if any(job.request.plugin or modules_of(job.request.games) for job in jobs):
+        # On nodes that see this folder, what lies in it counts there too
         paths = [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
         found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return found
@@ -106,21 +106,26 @@ class _Board:
         return list(self._begun)
 
 
-def _ended(job: Job, reference: Any, ray: Any) -> Event:
+def _ended(job: TrainJob, reference: Any, ray: Any) -> JobEvent:
     """Bring home what a task made, and say how it ended."""
     try:
-        event: Event
+        event: JobEvent
         event, files = ray.get(reference)
     except ray.exceptions.RayError as error:
-        return Event(job, "failed", f"lost on the cluster: {one_line(error)[:300]}")
+        return JobEvent(job, "failed", f"lost on the cluster: {one_line(error)[:300]}")
     for name, data in files.items():
-        run_folder.write_if_changed(Path(name), data)
+        run_files.write_if_changed(Path(name), data)
     return event
 
 
 def _train(
-    job: Job, arguments: list[str], log: str, folders: list[str], environment: dict[str, str], mark: tuple[Any, int]
-) -> tuple[Event, dict[str, bytes]]:
+    job: TrainJob,
+    arguments: list[str],
+    log: str,
+    folders: list[str],
+    environment: dict[str, str],
+    mark: tuple[Any, int],
+) -> tuple[JobEvent, dict[str, bytes]]:
     """Carry a job out where Ray has put it; return how it ended and the files it made.
 
     The training is killed with its worker: an orphan must not hold the lock of a run.
@@ -134,5 +139,5 @@ def _train(
     except KeyboardInterrupt:
         command.stop()
         command.wait()
-    kept = [Path(log), *(path for folder in folders for path in run_folder.results(Path(folder)))]
+    kept = [Path(log), *(path for folder in folders for path in run_files.results(Path(folder)))]
     return command.event(job), {str(path): path.read_bytes() for path in kept}

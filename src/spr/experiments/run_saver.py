@@ -11,20 +11,22 @@ from pathlib import Path
 from spr.common.errors import StorageFault
 from spr.experiments import events
 from spr.experiments.events import Consumer
-from spr.runs import run_folder
+from spr.runs import run_files, run_folder
 from spr.runs.run_folder import Run
 from spr.training import checkpoint, snapshot
-from spr.training.checkpoint import Writer
+from spr.training.checkpoint import CheckpointWriter
 from spr.training.loop import StepInfo, Training
 
 
 class Saver:
     """Saves the runs of a fleet, each at its agent's place."""
 
-    def __init__(self, training: Training, mine: Sequence[Run], seconds: Callable[[], float], tell: Consumer) -> None:
+    def __init__(
+        self, training: Training, mine: Sequence[Run], seconds: Callable[[], float], on_event: Consumer
+    ) -> None:
         """Nothing is being written. `seconds` says how long the training has taken."""
-        self._training, self._mine, self._seconds, self._tell = training, mine, seconds, tell
-        self._writer = Writer()
+        self._training, self._mine, self._seconds, self._on_event = training, mine, seconds, on_event
+        self._writer = CheckpointWriter()
         self._gone: set[int] = set()  # whose folders were deleted
 
     @property
@@ -38,26 +40,26 @@ class Saver:
         for i in info.diverged:
             with self._alone(i):
                 update = snapshot.diverged_update(self._training, i)
-                checkpoint.write(self._mine[i].path, update, run_folder.DIVERGED_UPDATE)
+                checkpoint.write(self._mine[i].path, update, run_files.DIVERGED_UPDATE)
                 line = run_folder.save_diverged(self._mine[i], self._training.diverged[i])
-                self._tell(events.Diverged(self._mine[i], line))
+                self._on_event(events.Diverged(self._mine[i], line))
         # Whoever fails by this step has made it, and is saved after it.
         writing = {*self.going, *info.faults} - self._gone
         for i, score, length in info.episodes:
             if i in writing:
                 with self._alone(i):
                     row = {"step": info.step, "score": score, "length": length}
-                    self._tell(events.EpisodeEnded(self._mine[i], row))
+                    self._on_event(events.EpisodeEnded(self._mine[i], row))
         for i, row in enumerate(info.rows or []):
             if i in writing - self._gone:
                 with self._alone(i):
-                    self._tell(events.Metrics(self._mine[i], row, self._seconds()))
+                    self._on_event(events.Metrics(self._mine[i], row, self._seconds()))
         failed = [i for i in info.faults if i not in self._gone]
         if failed:
             self._save(failed)
             self._settle(self._writer.wait())
         for i in failed:
-            self._tell(failure(self._mine[i], f"{info.faults[i]}; {kept(self._mine[i])}"))
+            self._on_event(failure(self._mine[i], f"{info.faults[i]}; {kept(self._mine[i])}"))
 
     def save(self) -> None:
         """Begin to write a checkpoint of every run that goes on, when those before have been written."""
@@ -97,7 +99,7 @@ class Saver:
         except StorageFault as fault:
             if not run.path.is_dir():
                 self._gone.add(i)
-                self._tell(failure(run, deleted(run)))
+                self._on_event(failure(run, deleted(run)))
                 return
             raise StorageFault(f"{fault}; {kept(run)}") from fault
 

@@ -75,7 +75,7 @@ def captured(function: Callable[[], T], device: torch.device) -> Callable[[], T]
     return call
 
 
-class Inbox:
+class HostToDevice:
     """Arrays that the host sends again and again, each to a fixed place on the device, through pinned memory.
 
     Copies are asynchronous: synchronise on a later result before sending again, or the pinned buffer is overwritten in
@@ -108,7 +108,7 @@ class Inbox:
             there[place].copy_(host[place], non_blocking=True)
 
 
-class Outbox:
+class DeviceToHost:
     """A tensor copied from the device to pinned memory, asynchronously."""
 
     def __init__(self, device: torch.device) -> None:

@@ -20,7 +20,7 @@ from spr.report.protocol_sections import Section
 from spr.report.readme_tables import front_page
 from spr.report.records import BENCHMARK, PUBLISHED_ROMS, Reading, Record, read, with_equal_games
 from spr.report.tables import Method, Table, methods_of
-from spr.runs import run_folder
+from spr.runs import run_files
 
 DRAWS = 50_000  # replicates of a bootstrap
 _SEED = 2021  # of the bootstrap: the same runs give the same page
@@ -49,7 +49,7 @@ def write(paths: Sequence[Path], out: Path, draws: int = DRAWS) -> Report:
     files[out / "runs.csv"] = _csv(tables.all_runs(reading.records))
     remove_leftovers(out, {path.name for path in files}.__contains__)
     for path, data in files.items():
-        run_folder.write_if_changed(path, data)
+        run_files.write_if_changed(path, data)
     return Report(list(files), reading.left_out, list(contents.notes))
 
 

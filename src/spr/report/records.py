@@ -17,7 +17,7 @@ from spr.config.config import Config, from_dict
 from spr.config.presets import PROTOCOL_FIELDS, current_name, is_atari_100k
 from spr.envs.atari100k import normalised, published_rom, unlike_published
 from spr.report.method_names import Change, Kind, changes_of, kind_of, short_names
-from spr.runs import run_folder
+from spr.runs import run_files, run_folder
 
 _SHOWN_AS = {"agents_together": "fleet_size"}  # its name in files
 
@@ -112,7 +112,7 @@ def _folder_name(record: Record) -> str:
     """Return the name of the folder that a run shares with others of its method; nothing if it was moved elsewhere."""
     path = record.path.absolute()
     name = path.parent.parent.name
-    as_made = path == run_folder.folder(path.parent.parent.parent, name, record.game, record.seed)
+    as_made = path == run_files.folder(path.parent.parent.parent, name, record.game, record.seed)
     return name if as_made else ""
 
 

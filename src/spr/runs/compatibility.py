@@ -7,17 +7,17 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from spr.common import json_files
-from spr.config.config import Config, from_dict
 from spr.common.errors import UnusableError, UserError
+from spr.config.config import Config, from_dict
+from spr.config.presets import current_name
 from spr.envs.atari100k import ale_rom
 from spr.envs.gymnasium_adapter import Argument
-from spr.config.presets import current_name
 from spr.envs.roms import rom_of
 from spr.runs.run_folder import Run, checked_result, description
 from spr.training.loop import row_interval
 
 
-class Wanted(NamedTuple):
+class ExpectedRun(NamedTuple):
     """What the run in a folder has to be, to count as the one that is asked for."""
 
     preset: str
@@ -30,7 +30,7 @@ class Wanted(NamedTuple):
     arguments: Mapping[str, Argument] = MappingProxyType({})  # of its environment
 
 
-def finished_as(path: Path, wanted: Wanted) -> bool:
+def finished_as(path: Path, wanted: ExpectedRun) -> bool:
     """Say whether a folder holds the result of this run; a run with other settings, finished or not, is refused."""
     asked = {"preset": wanted.preset, "game": wanted.game, "seed": wanted.seed, "config": wanted.config}
     rules, precision = rom_of(wanted.game) | _with_text(wanted.arguments), {"precision": wanted.precision}

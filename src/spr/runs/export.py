@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from spr.common.version import __version__
 from spr.common import atomic_files
-from spr.runs import run_folder
 from spr.common.errors import UnusableError, UserError, plural, visible
 from spr.common.json_files import sealed
+from spr.common.version import __version__
+from spr.runs import run_files, run_folder
 from spr.runs.run_folder import Run
 from spr.runs.weights_file import to_bytes
 
@@ -26,7 +26,7 @@ def write_agent(run: Run, weights: Mapping[str, Tensor], target: Path, scores: M
     try:
         atomic_files.replace(target, to_bytes(weights, words, words["config"]))
     except OSError as error:
-        raise run_folder.unusable(target, error) from error
+        raise run_files.unusable(target, error) from error
 
 
 def export(path: Path, target: Path) -> list[Path]:
@@ -34,11 +34,11 @@ def export(path: Path, target: Path) -> list[Path]:
 
     A target is a folder if there is one, or if its name does not end like that of a file of weights.
     """
-    run, weights = run_folder.load(path)
+    run, weights = run_folder.load_run(path)
     if not path.is_dir():
         raise UserError(f"{path} is an exported agent already: copy it")
     result: dict[str, Any] = {}
-    if run_folder.finished(path):
+    if run_files.finished(path):
         try:
             result = run_folder.checked_result(path / "result.json")
         except UnusableError as problem:
@@ -62,7 +62,7 @@ def export(path: Path, target: Path) -> list[Path]:
         for name, text in texts.items():
             atomic_files.replace(target / name, text.encode())
     except OSError as error:
-        raise run_folder.unusable(target, error) from error
+        raise run_files.unusable(target, error) from error
     return wanted
 
 

@@ -4,34 +4,24 @@ A run lives in OUT/NAME/GAME/seed-N, where the name is the preset's, or one give
 line is in `history`.
 """
 
-import errno
 import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from spr.common import atomic_files, json_files
+from spr.common.errors import UnusableError, UserError
 from spr.common.version import __version__
-from spr.common import atomic_files, file_locks, json_files
-from spr.runs import metrics_files, weights_file
 from spr.config.config import Config, from_dict
-from spr.common.errors import StorageFault, UnusableError, UserError
-from spr.envs.atari100k import normalised
 from spr.config.presets import current_name, is_atari_100k
+from spr.envs.atari100k import normalised
+from spr.runs import metrics_files, weights_file
+from spr.runs.run_files import DIVERGED_UPDATE, _ours, unusable
 
-DIVERGED_UPDATE = "diverged.safetensors"  # what reproduces the update by which a run diverged
-_DIVERGED = ("diverged.json", DIVERGED_UPDATE, "fault.json", "fault.spr")  # the last two up to 0.7
-TENSORBOARD = "tensorboard"  # the folder of a run's event files
-WANDB = "wandb"  # beside all runs: the folder of what is logged there
-WANDB_ID = "wandb.json"  # what a run is called there
-CSV = ("metrics.csv", "episodes.csv")  # what `--log csv` mirrors of the first two
-_KNOWN = ("config.json", *metrics_files.GROWING, *CSV, "agent.safetensors", "result.json", TENSORBOARD, WANDB_ID, *_DIVERGED)
-LOGS = "logs"  # where a sweep's commands write what they say
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors that no other input would have avoided
 _MODULE = r"[\w.]{1,200}"  # a module's name, in a file
 _FILES = {
     "config.json": "it is not a run's folder",
@@ -69,39 +59,6 @@ def _arguments_of(environment: dict[str, Any]) -> dict[str, bool | int | float |
     return dict(found)
 
 
-def seeds_text(seeds: Sequence[int]) -> str:
-    """Return 'seed 0', 'seeds 0 1'."""
-    return f"seed{'' if len(seeds) == 1 else 's'} {' '.join(map(str, seeds))}"
-
-
-def check_name(name: str | None) -> None:
-    """Refuse a variant's name that is no plain name of a folder."""
-    if name is not None and (not re.fullmatch(r"\w[\w.+=-]*", name) or name in (LOGS, WANDB)):
-        raise UserError(
-            f"--name must be a folder's name (letters, digits, . _ - + =) other than '{LOGS}' and '{WANDB}', "
-            f"not '{name}'"
-        )
-
-
-def check_seeds(seeds: Sequence[int]) -> None:
-    """Refuse seeds that environments can't take, and one that is given twice."""
-    if any(seed < 0 or seed >= 2**31 for seed in seeds):
-        raise UserError(f"seeds must be between 0 and {2**31 - 1}")
-    twice = sorted({seed for seed in seeds if list(seeds).count(seed) > 1})
-    if twice:
-        raise UserError(f"seed {twice[0]} is given twice: each agent of a fleet needs its own")
-
-
-def folder(out: Path, name: str, game: str, seed: int) -> Path:
-    """Return where a run lives."""
-    return out / name / plain_name(game) / f"seed-{seed}"
-
-
-def plain_name(game: str) -> str:
-    """Return a game's name as it may stand in a path: a Gymnasium id's slashes and colons do not make folders."""
-    return game.replace("/", "_").replace(":", "_")
-
-
 def protocol(run: Run) -> dict[str, Any]:
     """Return everything a score depends on besides the method.
 
@@ -124,75 +81,6 @@ def protocol(run: Run) -> dict[str, Any]:
     return run.environment | rules | ({"name": "atari-100k"} if benchmark else {})
 
 
-def refuse_taken(paths: Sequence[Path], overwrite: bool) -> None:
-    """Refuse folders that hold runs, before anything is written; a stranger's files in them are left alone."""
-    for path in paths:
-        try:
-            found = sorted(entry.name for entry in path.iterdir() if _ours(entry.name))
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise unusable(path, error) from error
-        if found and not overwrite:
-            if (holder := worked_on_by(path)) is not None:
-                raise _held(path, holder)
-            kind = "a finished" if "result.json" in found else "an unfinished"
-            raise UserError(
-                f"{path} holds {kind} run: go on with --resume, replace it with --overwrite, or give this one a --name"
-            )
-
-
-@contextmanager
-def locked(paths: Sequence[Path]) -> Iterator[None]:
-    """Keep runs for this process alone; a process that is gone holds nothing.
-
-    The locks lie beside the folders, and leave nothing behind: no file, and no folder that would stay empty. What a
-    killed process left of files that it was writing is removed.
-    """
-    with ExitStack() as held:
-        for path in paths:
-            missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
-            held.callback(_remove_empty, missing)
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                held.enter_context(file_locks.hold(_lock_of(path)))
-                remove_leftovers(path)
-            except file_locks.HeldError as error:
-                raise _held(path, error.holder) from None
-            except OSError as error:
-                raise unusable(path, error) from error
-        yield
-
-
-def _held(path: Path, holder: file_locks.Holder) -> UserError:
-    return UserError(f"{path} is being worked on by {holder}: wait for it, or stop it")
-
-
-def worked_on_by(path: Path) -> file_locks.Holder | None:
-    """Say who works on a run now; None if nobody does."""
-    return file_locks.holder(_lock_of(path))
-
-
-def _lock_of(path: Path) -> Path:
-    return path.parent / f".{path.name}.lock"
-
-
-def _remove_empty(folders: Sequence[Path]) -> None:
-    for folder in folders:
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-
-
-def remove_leftovers(path: Path) -> None:
-    """Remove what a killed process left of a run's files that it was writing; only for who has the run for itself."""
-    atomic_files.remove_leftovers(path, _ours)
-
-
-def finished(path: Path) -> bool:
-    """Say whether a run has its result."""
-    return (path / "result.json").is_file()
-
-
 def result(path: Path) -> dict[str, Any] | None:
     """Return what a finished run has written of itself, or None where it can't be used; `spr report` says why."""
     try:
@@ -208,29 +96,6 @@ def checked_result(file: Path) -> dict[str, Any]:
     return data
 
 
-def results(path: Path) -> list[Path]:
-    """Return the files that a run's folder keeps for good, in the order in which they may appear elsewhere."""
-    kept = [path / name for name in _KNOWN if name != "result.json"]
-    found = [*kept, *sorted((path / TENSORBOARD).glob("*")), path / "result.json"]
-    return [file for file in found if file.is_file()]
-
-
-def write_if_changed(path: Path, data: bytes) -> None:
-    """Store a file fetched from a worker, unless the same bytes are already there."""
-    try:
-        if path.is_file() and path.read_bytes() == data:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_files.replace(path, data)
-    except OSError as error:
-        raise unusable(path, error) from error
-
-
-def diverged(path: Path) -> bool:
-    """Say whether a run's learning has diverged."""
-    return any((path / name).is_file() for name in _DIVERGED if name.endswith(".json"))
-
-
 def save_diverged(run: Run, step: int) -> str:
     """Write down that learning has diverged, and return it as a line for a person."""
     line = (
@@ -243,11 +108,6 @@ def save_diverged(run: Run, step: int) -> str:
         said = {"step": step, "seed": run.seed, "message": line, "version": __version__}
         _write_json(run.path / "diverged.json", said)
     return line
-
-
-def _ours(name: str) -> bool:
-    plain = atomic_files.named_beside(name)
-    return plain in _KNOWN or plain.startswith("checkpoint-")
 
 
 def create(runs: Sequence[Run]) -> None:
@@ -313,7 +173,9 @@ def save_result(run: Run, episodes: Sequence[float], measured: dict[str, Any]) -
         "config": run.config.to_dict(),
         # By these a report knows whether a curve has lost lines since.
         "checksums": {
-            name: found for name in metrics_files.CURVES if (found := json_files.checksum_of(run.path / name)) is not None
+            name: found
+            for name in metrics_files.CURVES
+            if (found := json_files.checksum_of(run.path / name)) is not None
         },
     }
     with atomic_files.writing(run.path / "result.json"):
@@ -321,7 +183,7 @@ def save_result(run: Run, episodes: Sequence[float], measured: dict[str, Any]) -
     return result
 
 
-def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
+def load_run(path: Path) -> tuple[Run, dict[str, Tensor]]:
     """Read a run's description and its agent's weights, from its folder or from an exported file.
 
     Loading never runs code from a file, and what was damaged is refused (see `weights`).
@@ -335,10 +197,10 @@ def load(path: Path) -> tuple[Run, dict[str, Tensor]]:
     try:
         file = path / "agent.safetensors" if path.is_dir() else path
         said = weights_file.about(file)
-        described = _description(path) if path.is_dir() else json_files.Said({}, sealed=False)
+        described = _description(path) if path.is_dir() else json_files.LoadedJson({}, sealed=False)
         data = said.words | described.data
         run = _described(path, data)._replace(sealed=said.checksum is not None)
-        found = weights_file.read(file, said, run.config, data["config"])
+        found = weights_file.read_weights(file, said, run.config, data["config"])
         if described.sealed and not run.sealed:  # agents had one before descriptions had
             raise UnusableError("its agent has lost its checksum")
     except (UserError, UnusableError) as error:
@@ -363,9 +225,9 @@ def describe(path: Path) -> Run:
         raise UserError(f"{path} can't be used: {error}") from error
 
 
-def _description(path: Path) -> json_files.Said:
+def _description(path: Path) -> json_files.LoadedJson:
     try:
-        return json_files.said(path / "config.json", weights_file.LARGEST_DESCRIPTION)
+        return json_files.load_json(path / "config.json", weights_file.LARGEST_DESCRIPTION)
     except UnusableError as problem:
         raise UnusableError(f"its config.json can't be read: {problem}") from problem
 
@@ -396,12 +258,6 @@ def _described(path: Path, data: dict[str, Any]) -> Run:
         int(step) if "step" in data else None,
         tuple(named),
     )
-
-
-def unusable(path: Path, error: OSError) -> UserError | StorageFault:
-    """Return what a person should know of a path that can't be written to: another path, or the disk is at fault."""
-    kind = StorageFault if error.errno in _DISK else UserError
-    return kind(f"can't write to {path}: {error.strerror or error}")
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:

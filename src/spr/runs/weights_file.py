@@ -17,10 +17,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from spr.agent.networks import Networks
+from spr.agent.q_head import num_actions_of
 from spr.common import json_files
-from spr.config.config import Config
 from spr.common.errors import UnusableError, UserError, one_line
-from spr.agent.networks import Networks, num_actions_of
+from spr.config.config import Config
 
 LARGEST_DESCRIPTION = 2**22  # bytes
 _MOST_ACTIONS = 4096
@@ -53,7 +54,7 @@ def about(file: Path) -> About:
     return About(words, None if checksum is None else str(checksum))
 
 
-def read(file: Path, said: About, config: Config, stored: Mapping[str, Any]) -> dict[str, Tensor]:
+def read_weights(file: Path, said: About, config: Config, stored: Mapping[str, Any]) -> dict[str, Tensor]:
     """Read weights that a configuration asks for, as it was stored.
 
     Names, shapes and sizes are checked before any weight is read; then the checksum, and that all numbers are finite.

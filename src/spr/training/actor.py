@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from spr.agent.networks import Noise, Valid, networks_without_weights
+from spr.agent.action_padding import ActionMask
+from spr.agent.networks import networks_without_weights
+from spr.agent.q_head import Noise
 from spr.agent.random_streams import RawNumbers
 from spr.agent.replay import learning_reward
 from spr.config.config import Config
 from spr.envs.base import Frames, Step
-from spr.ops.cuda_graphs import Inbox, Outbox, captured, compiled
+from spr.ops.cuda_graphs import DeviceToHost, HostToDevice, captured, compiled
 from spr.training.fleet import Fleet
 
 
@@ -30,8 +32,8 @@ class Actor:
         self._channels = obs.channels
         networks = networks_without_weights(config, num_actions, device)
 
-        def q_values(params: dict[str, Tensor], obs: Tensor, noise: Noise, valid: Valid = None) -> Any:
-            return functional_call(networks, params, (obs, noise, valid))
+        def q_values(params: dict[str, Tensor], obs: Tensor, noise: Noise, action_mask: ActionMask = None) -> Any:
+            return functional_call(networks, params, (obs, noise, action_mask))
 
         self._q_values = vmap(q_values)
         self.names = frozenset(name for name, group in networks.groups().items() if group.acts)
@@ -47,11 +49,11 @@ class Actor:
         self.stack.copy_(stack if moved is None else torch.where(moved[..., None, None, None], stack, self.stack))
 
     @torch.no_grad()
-    def greedy(self, params: dict[str, Tensor], noise: Noise, valid: Valid = None) -> Tensor:
+    def greedy(self, params: dict[str, Tensor], noise: Noise, action_mask: ActionMask = None) -> Tensor:
         """Return the best actions [S, E] under one draw of noise per agent, or under none; of the valid ones [S, A]."""
         used = {name: p for name, p in params.items() if name in self.names}
         obs = self.stack.to(next(iter(used.values())).dtype) / 255
-        q: Tensor = self._q_values(used, obs, noise, *(() if valid is None else (valid,)))
+        q: Tensor = self._q_values(used, obs, noise, *(() if action_mask is None else (action_mask,)))
         return q.argmax(-1)
 
 
@@ -63,7 +65,7 @@ class ActStep:
         agents, device, frame = len(fleet.seeds), fleet.device, fleet.config.observation.frame
         self._fleet = fleet
         self._actor = Actor(fleet.config, fleet.envs.num_actions, (agents, 1), device)
-        self._inbox = Inbox(
+        self._to_device = HostToDevice(
             device,
             {
                 "frame": np.zeros((agents, *frame), np.uint8),
@@ -72,22 +74,22 @@ class ActStep:
                 "truncated": np.zeros(agents, np.bool_),
             },
         )
-        self._outbox = Outbox(device)
+        self._to_host = DeviceToHost(device)
         self.epsilon = torch.zeros((), device=device)
         self._select = compiled(self._select_and_store, device)
         self._act = captured(self._act_greedily, device)
 
     def start(self, frame: Frames) -> None:
         """Show the first frame of every game, [S, C, H, W]."""
-        self._inbox.send(frame=frame, is_first=np.ones(len(frame), np.bool_))
+        self._to_device.send(frame=frame, is_first=np.ones(len(frame), np.bool_))
 
     def act_async(self, greedy: bool) -> None:
         """Begin the step: select actions, the best under noise or random ones, and store them with what was seen."""
-        self._outbox.post(self._act() if greedy else self._store(self._fleet.rng.random_actions()))
+        self._to_host.post(self._act() if greedy else self._store(self._fleet.rng.random_actions()))
 
     def act_wait(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Wait for the actions, [S], and with them for whose learning has diverged, [S]."""
-        action, diverged = self._outbox.read()
+        action, diverged = self._to_host.read()
         return action, diverged.astype(np.bool_)
 
     def replay_action(self, action: NDArray[np.int64]) -> None:
@@ -95,21 +97,23 @@ class ActStep:
 
         It waits for the device, as `act_wait` does: the outcome of the step may then be sent.
         """
-        self._outbox.post(self._store(torch.from_numpy(action).to(self._fleet.device)[:, None]))
-        self._outbox.read()
+        self._to_host.post(self._store(torch.from_numpy(action).to(self._fleet.device)[:, None]))
+        self._to_host.read()
 
     def finish_step(self, out: Step) -> None:
         """Send the outcome of the step; it is stored at once, so that the replay is whole between two steps."""
         reward = learning_reward(self._fleet.config, out.reward)
-        self._inbox.send(frame=out.frame, is_first=out.terminal | out.truncated, reward=reward, truncated=out.truncated)
-        self._fleet.replay.finish_step(self._inbox["reward"], self._inbox["truncated"])
+        self._to_device.send(
+            frame=out.frame, is_first=out.terminal | out.truncated, reward=reward, truncated=out.truncated
+        )
+        self._fleet.replay.finish_step(self._to_device["reward"], self._to_device["truncated"])
 
     def _act_greedily(self) -> Tensor:
-        self._fleet.replay.write_frame(self._inbox["frame"])
+        self._fleet.replay.write_frame(self._to_device["frame"])
         return self._select(self._fleet.rng.sample_raw_action(), None)
 
     def _store(self, action: Tensor) -> Tensor:
-        self._fleet.replay.write_frame(self._inbox["frame"])
+        self._fleet.replay.write_frame(self._to_device["frame"])
         return self._select_and_store(None, action)
 
     @torch.no_grad()
@@ -118,11 +122,11 @@ class ActStep:
 
         Returns the actions and whose learning has diverged, [2, S].
         """
-        fleet, frame, is_first = self._fleet, self._inbox["frame"], self._inbox["is_first"]
+        fleet, frame, is_first = self._fleet, self._to_device["frame"], self._to_device["is_first"]
         self._actor.observe(frame[:, None], is_first[:, None])
         if action is None:
             assert raw is not None
-            action = self._actor.greedy(fleet.state.acting, fleet.rng.head_noise(raw.normal), fleet.state.valid)
+            action = self._actor.greedy(fleet.state.acting, fleet.rng.head_noise(raw.normal), fleet.state.action_mask)
             action = fleet.rng.epsilon_greedy(action, raw, self.epsilon)
         fleet.replay.begin_step(is_first, action[:, 0])
         return torch.stack([action[:, 0], fleet.state.diverged.to(action.dtype)])

@@ -224,7 +224,7 @@ def _old_checksum(file: IO[bytes]) -> str:
         raise UnusableError("its first lines are damaged") from error
 
 
-class Writer:
+class CheckpointWriter:
     """Writes checkpoints in a background thread: one set at a time, its faults returned by the next call."""
 
     def __init__(self) -> None:

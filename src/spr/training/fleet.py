@@ -7,9 +7,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from spr.agent.action_padding import crop_actions
 from spr.agent.augmentation import views_of
 from spr.agent.encoders import encoder_activations
-from spr.agent.networks import crop_actions, networks_without_weights
+from spr.agent.networks import networks_without_weights
 from spr.agent.random_streams import RngStreams
 from spr.agent.replay import Replay, memory_needed
 from spr.common.errors import UserError
@@ -40,25 +41,25 @@ class Fleet:
     def agent(self, i: int) -> dict[str, Tensor]:
         """Return the weights by which one agent acts, with its own actions only."""
         room = self.envs.num_actions
-        own = room if self.envs.own_actions is None else self.envs.own_actions[i]
+        own = room if self.envs.game_num_actions is None else self.envs.game_num_actions[i]
         dims = networks_without_weights(self.config, room, self.device).action_dims()
         return crop_actions({name: p[i] for name, p in self.state.acting.items()}, dims, own, room)
 
 
 def assemble(
-    config: Config, envs: Envs, seeds: Sequence[int], device: torch.device, product: torch.dtype = torch.float32
+    config: Config, envs: Envs, seeds: Sequence[int], device: torch.device, matmul_dtype: torch.dtype = torch.float32
 ) -> Fleet:
-    """Put a fleet together, one agent per seed; its matrix products are taken in the dtype `product`."""
-    learner = Learner(config, envs.num_actions, device, product=product)
+    """Put a fleet together, one agent per seed; its matrix products are taken in the dtype `matmul_dtype`."""
+    learner = Learner(config, envs.num_actions, device, matmul_dtype=matmul_dtype)
     return Fleet(
         config=config,
         seeds=tuple(seeds),
         device=device,
         envs=envs,
         learner=learner,
-        state=learner.init(seeds, envs.own_actions),
+        state=learner.init(seeds, envs.game_num_actions),
         replay=Replay(config, len(seeds), device),
-        rng=RngStreams(config, envs.num_actions, seeds, device, envs.own_actions),
+        rng=RngStreams(config, envs.num_actions, seeds, device, envs.game_num_actions),
     )
 
 

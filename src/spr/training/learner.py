@@ -14,15 +14,16 @@ from torch.func import functional_call, vmap
 from torch.optim.adam import adam
 from torch.utils._pytree import tree_map
 
+from spr.agent.action_padding import action_masks, pad_actions
 from spr.agent.augmentation import Views, make_views
-from spr.agent.networks import CLIPS, Group, Networks, networks_without_weights, pad_actions, valid_actions
+from spr.agent.networks import CLIPS, Group, Networks, networks_without_weights
 from spr.agent.objective import LossOutput, Objective, importance_weighted
 from spr.agent.parameter_layout import Layout
-from spr.agent.random_streams import Draws, RawNumbers, RngStreams
+from spr.agent.random_streams import RawNumbers, RngStreams, UpdateRandomness
 from spr.agent.replay import Batch, Replay
-from spr.agent.schedules import Rates, new_rates
+from spr.agent.schedules import ScheduledScalars
 from spr.config.config import Config
-from spr.ops.cuda_graphs import captured, compiled
+from spr.ops.cuda_graphs import compiled
 
 _RAW_PRIORITY_FLOOR = 1e-6
 
@@ -54,7 +55,7 @@ class LearnerState:
     first_moment: Tensor  # [S, P]
     second_moment: Tensor  # [S, P]
     count: Tensor  # [] Adam's steps
-    valid: Tensor | None  # [S, A] which actions each agent's game has; None: all that there is room for
+    action_mask: Tensor | None  # [S, A] which actions each agent's game has; None: all that there is room for
     diverged: Tensor  # [S] whose loss or gradient was not finite: such an agent stays as it was before that update
     averaged: bool  # whether the target is an average of all weights, which then acts and is judged
 
@@ -86,20 +87,20 @@ class Learner:
         num_actions: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
-        product: torch.dtype | None = None,
+        matmul_dtype: torch.dtype | None = None,
         fuse: Callable[..., Any] = compiled,
     ) -> None:
         """Build the objective without weights: they live in the state.
 
         There is room for `num_actions`; an agent's game may have fewer (see `init`).
-        Weights are of `dtype`; matrix products are taken in `product`, or in the same. `fuse` compiles the parts of
-        an update on a GPU; with another function the same parts run plainly.
+        Weights are of `dtype`; matrix products are taken in `matmul_dtype`, or in the same. `fuse` compiles the parts
+        of an update on a GPU; with another function the same parts run plainly.
         """
         self.config = config
         self._num_actions = num_actions
         self._device = device
         self._dtype = dtype
-        self._product = product or dtype
+        self._matmul_dtype = matmul_dtype or dtype
         # On a CPU the library's own fused Adam; on a GPU its plain one, which the compiler fuses with clipping.
         self._fused = device.type == "cpu"
         self._has_ema = bool(config.target_offsets) and config.learner.ema_decay > 0
@@ -121,16 +122,16 @@ class Learner:
         # AdamW's decay is for what is multiplied: biases, and scales of normalisation, stay. [P]
         decays = self.layout.one_number_each(lambda _, shape: float(len(shape) > 1)).to(device, torch.bool)
         self._decays = decays if config.learner.weight_decay > 0 else None
-        self._cut_draws = fuse(RngStreams.draws, device)
-        self._look = fuse(self.look, device)
+        self._cut_randomness = fuse(RngStreams.draws, device)
+        self._sample_views = fuse(self.sample_views, device)
         self._losses = fuse(self.losses, device)
-        self._judge = fuse(self.judge, device)
-        self._step = fuse(self.step, device)
+        self._update_priorities = fuse(self.update_priorities, device)
+        self._apply_gradients = fuse(self.apply_gradients, device)
 
-    def init(self, seeds: Sequence[int], own_actions: Sequence[int] | None = None) -> LearnerState:
+    def init(self, seeds: Sequence[int], game_num_actions: Sequence[int] | None = None) -> LearnerState:
         """Initialise one agent per seed."""
-        each = [self._num_actions] * len(seeds) if own_actions is None else list(own_actions)
-        weights = self.draw(seeds, own_actions)
+        each = [self._num_actions] * len(seeds) if game_num_actions is None else list(game_num_actions)
+        weights = self.init_weights(seeds, game_num_actions)
         ema, target = weights[:, self.ema_columns], weights[:, self.target_columns]
         return LearnerState(
             layout=self.layout,
@@ -141,19 +142,19 @@ class Learner:
             second_moment=torch.zeros_like(weights),
             count=torch.zeros((), device=self._device),
             # Agents of several games compute alike in any company, even those that use all the room.
-            valid=None if own_actions is None else valid_actions(each, self._num_actions, self._device),
+            action_mask=None if game_num_actions is None else action_masks(each, self._num_actions, self._device),
             diverged=torch.zeros(len(seeds), dtype=torch.bool, device=self._device),
             averaged=self._averaged,
         )
 
-    def draw(self, seeds: Sequence[int], own_actions: Sequence[int] | None = None) -> Tensor:
+    def init_weights(self, seeds: Sequence[int], game_num_actions: Sequence[int] | None = None) -> Tensor:
         """Draw the weights of new networks, [S, P]: one agent per seed, each from its own stream of numbers.
 
         Where games have different numbers of actions, each agent is initialised with its own and then padded: so it is
         the same alone, among seeds of its game, and among other games.
         """
         room, agents = self._num_actions, []
-        each = [room] * len(seeds) if own_actions is None else list(own_actions)
+        each = [room] * len(seeds) if game_num_actions is None else list(game_num_actions)
         with torch.random.fork_rng(devices=[]):
             for seed, own in zip(seeds, each, strict=True):
                 torch.manual_seed(seed)
@@ -163,34 +164,36 @@ class Learner:
         return self.layout.rows(stacked, self._dtype, self._device)
 
     def update(
-        self, state: LearnerState, replay: Replay, rng: RngStreams, raw: RawNumbers, rates: Rates
+        self, state: LearnerState, replay: Replay, rng: RngStreams, raw: RawNumbers, rates: ScheduledScalars
     ) -> dict[str, Tensor]:
         """Do one update of every agent, in place, by the random numbers `raw`; return the metrics, [S] each."""
-        draws = self._cut_draws(rng, raw)
+        draws = self._cut_randomness(rng, raw)
         found = self.gradients_and_priorities(state, replay, draws, rates)
-        self._step(state, found.grads, found.norms, rates.learning_rate)
+        self._apply_gradients(state, found.grads, found.norms, rates.learning_rate)
         return found.metrics
 
-    def gradients_and_priorities(self, state: LearnerState, replay: Replay, draws: Draws, rates: Rates) -> Gradients:
+    def gradients_and_priorities(
+        self, state: LearnerState, replay: Replay, draws: UpdateRandomness, rates: ScheduledScalars
+    ) -> Gradients:
         """The first half of an update, up to the gradients; a diverged agent is noted, and its priorities stay."""
         # sample, augment
-        batch, views = self._look(replay, draws, rates)
+        batch, views = self._sample_views(replay, draws, rates)
         # encode, losses, gradients
         grads, loss, output = self.gradients(state, batch, views, draws)
         # priorities
-        found: Gradients = self._judge(state, replay, batch.start, grads, loss, output)
+        found: Gradients = self._update_priorities(state, replay, batch.start, grads, loss, output)
         return found
 
-    def look(self, replay: Replay, draws: Draws, rates: Rates) -> tuple[Batch, Views]:
+    def sample_views(self, replay: Replay, draws: UpdateRandomness, rates: ScheduledScalars) -> tuple[Batch, Views]:
         """Sample sequences, and build what the networks see of them, in the dtype of products."""
         batch = replay.sample(draws.sample, rates.beta, rates.n_step, rates.gamma)
         augment = _cast(draws.augment, self._dtype)
         offsets = replay.offsets_at(rates.n_step)
-        views = make_views(self.config, batch.frames, offsets, batch.visible, augment, self._product)
+        views = make_views(self.config, batch.frames, offsets, batch.visible, augment, self._matmul_dtype)
         return _cast(batch, self._dtype), views
 
     def gradients(
-        self, state: LearnerState, batch: Batch, views: Views, draws: Draws
+        self, state: LearnerState, batch: Batch, views: Views, draws: UpdateRandomness
     ) -> tuple[Tensor, Tensor, LossOutput]:
         """Return each agent's gradients [S, P], its loss [S], and what the objective gave."""
         rows = state.weights.detach().requires_grad_()
@@ -200,14 +203,14 @@ class Learner:
         return grads, loss.detach(), output
 
     def losses(
-        self, rows: Tensor, state: LearnerState, batch: Batch, views: Views, draws: Draws
+        self, rows: Tensor, state: LearnerState, batch: Batch, views: Views, draws: UpdateRandomness
     ) -> tuple[Tensor, LossOutput]:
         """Return each agent's loss [S], to be differentiated by its weights [S, P]; and what the objective gave."""
-        valid = () if state.valid is None else (state.valid,)
-        loss, output = vmap(self._agent_loss)(rows, (state.ema, state.target), batch, views, draws, *valid)
+        action_mask = () if state.action_mask is None else (state.action_mask,)
+        loss, output = vmap(self._agent_loss)(rows, (state.ema, state.target), batch, views, draws, *action_mask)
         return loss, tree_map(Tensor.detach, output)
 
-    def judge(
+    def update_priorities(
         self, state: LearnerState, replay: Replay, start: Tensor, grads: Tensor, loss: Tensor, output: LossOutput
     ) -> Gradients:
         """Note who has diverged, and set the priorities of the sequences that began at these slots [S, B]."""
@@ -221,7 +224,7 @@ class Learner:
         shown = {f"norm_{name}": norm for name, norm in norms.items()}
         return Gradients(grads, norms, {"loss": loss, **means, **output.metrics, **shown})
 
-    def step(
+    def apply_gradients(
         self, state: LearnerState, grads: Tensor, norms: dict[str, Tensor], learning_rate: Tensor | None = None
     ) -> None:
         """The second half: clip the gradients [S, P]; Adam; and then the targets.
@@ -251,8 +254,8 @@ class Learner:
         targets: tuple[Tensor, Tensor],
         batch: Batch,
         views: Views,
-        draws: Draws,
-        valid: Tensor | None = None,
+        draws: UpdateRandomness,
+        action_mask: Tensor | None = None,
     ) -> tuple[Tensor, LossOutput]:
         """Return the loss of one agent with weights [P], and its parts."""
         ema, target = targets
@@ -261,15 +264,15 @@ class Learner:
             sets["ema"] = self.layout.views(ema, _in_ema)
         if self._has_target:
             sets["target"] = self.layout.views(target, self._in_target)
-        named = {f"{net}.{name}": self._to_product_dtype(name, p) for net, ps in sets.items() for name, p in ps.items()}
-        output: LossOutput = functional_call(self._objective, named, (batch, views, draws, valid))
+        named = {f"{net}.{name}": self._to_matmul_dtype(name, p) for net, ps in sets.items() for name, p in ps.items()}
+        output: LossOutput = functional_call(self._objective, named, (batch, views, draws, action_mask))
         loss = importance_weighted(output.losses, self.config.weights, batch.weight)
         return loss, output
 
-    def _to_product_dtype(self, name: str, weight: Tensor) -> Tensor:
+    def _to_matmul_dtype(self, name: str, weight: Tensor) -> Tensor:
         """Bring a matrix to the dtype of products, unless its group stays in float32; vectors are not multiplied."""
         kept = weight.dim() == 1 or self.layout.groups[name].fp32
-        return weight if kept else weight.to(self._product)
+        return weight if kept else weight.to(self._matmul_dtype)
 
     def _scaled(self, grads: Tensor, scales: dict[str, Tensor]) -> Tensor:
         """Scale the gradients [S, P] that are clipped together, each by its own [S, 1].
@@ -315,65 +318,6 @@ class Learner:
         )
         for row, kept in zip(rows, before, strict=False):
             row.copy_(torch.where(healthy, row, kept))
-
-
-class UpdateRunner:
-    """The updates of one fleet: called once per update, eager on a CPU, one captured CUDA graph on a GPU.
-
-    What changes from update to update is read from device memory: so are the places of the streams of random numbers,
-    which the graph advances at each replay, and `rates`, scalars that the training loop fills.
-    """
-
-    def __init__(self, learner: Learner, state: LearnerState, replay: Replay, rng: RngStreams) -> None:
-        """Nothing is compiled or captured yet."""
-        self.rates = new_rates(learner.config, rng.device)
-        self._learner, self._state, self._replay, self._rng = learner, state, replay, rng
-        self._sums: Tensor | None = None
-        self._names: list[str] = []
-        # The random numbers of each agent's last update, or of the one by which it diverged.
-        self.last_raw = RawNumbers(*(torch.zeros_like(part) for part in rng.empty()))
-        self._updates = 0
-        self._note_raw = compiled(self._note, rng.device)
-        self._once = captured(self._update, rng.device)
-
-    def __call__(self) -> None:
-        """Do one update."""
-        self._updates += 1
-        self._once()
-
-    def _update(self) -> None:
-        raw = self._rng.sample_raw()
-        self._note_raw(raw)
-        metrics = self._learner.update(self._state, self._replay, self._rng, raw, self.rates)
-        if self._sums is None or self._names != list(metrics):
-            self._names, self._updates = list(metrics), 1
-            self._sums = torch.zeros(len(metrics), self._rng.agents, device=self._rng.device)
-        self._sums += torch.stack(list(metrics.values()))
-
-    def _note(self, raw: RawNumbers) -> None:
-        """Note the numbers before the update: an agent that diverges by them keeps them."""
-        for last, new in zip(self.last_raw, raw, strict=True):
-            last.copy_(torch.where(self._state.diverged[:, None], last, new))
-
-    def means(self) -> dict[str, list[float]]:
-        """Return the means of the metrics since the last time, by agent; nothing before the first update."""
-        if self._sums is None or self._updates == 0:
-            return {}
-        columns = (self._sums / self._updates).tolist()
-        self._sums.zero_()
-        self._updates = 0
-        return dict(zip(self._names, columns, strict=True))
-
-    def sums(self) -> tuple[list[str], Tensor, int]:
-        """Return the names, sums [metrics, S] and number of updates behind the next means, for a checkpoint."""
-        if self._sums is None:
-            return [], torch.zeros(0, self._rng.agents), 0
-        return self._names, self._sums.cpu(), self._updates
-
-    def restore(self, names: list[str], sums: Tensor, updates: int) -> None:
-        """Take up what `sums` returned."""
-        if names:
-            self._names, self._sums, self._updates = names, sums.to(self._rng.device), updates
 
 
 def _cast(tensors: Any, dtype: torch.dtype) -> Any:

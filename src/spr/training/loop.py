@@ -17,8 +17,8 @@ from spr.config.config import Config
 from spr.envs.base import BrokenStep, Step, seeds_for
 from spr.training.actor import ActStep
 from spr.training.fleet import Fleet
-from spr.training.learner import UpdateRunner
 from spr.training.resets import reset
+from spr.training.update_runner import UpdateRunner
 
 _RECENT = 10  # games over which the score shown while training is averaged
 _ROWS = 100  # rows of metrics in a whole run, unless asked for others
@@ -67,7 +67,7 @@ class Training:
         self.restarts: list[int] = []  # steps after which a new game began because the old one could not be restored
         self.update = UpdateRunner(fleet.learner, fleet.state, fleet.replay, fleet.rng)
         self.act = ActStep(fleet)
-        self.games = Games(agents, fleet.envs.num_actions)
+        self.games = EpisodeTracker(agents, fleet.envs.num_actions)
         self.log = Log(agents, steps)
         self._every = row_interval(fleet.config, log_every)
 
@@ -161,7 +161,7 @@ class Log:
         self.ends[:, step] = TERMINAL * out.terminal + TRUNCATED * out.truncated + GAME_OVER * out.game_over
 
 
-class Games:
+class EpisodeTracker:
     """What each agent did and scored while training; a low entropy of actions says that it no longer explores."""
 
     def __init__(self, agents: int, num_actions: int) -> None:

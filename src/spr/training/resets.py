@@ -46,7 +46,7 @@ def reset(fleet: Fleet, number: int) -> None:
         present = [(rows, columns) for rows, columns in networks if rows.numel()]
         if not present:
             continue
-        fresh = learner.draw([pair[which] for pair in pairs], fleet.envs.own_actions)
+        fresh = learner.init_weights([pair[which] for pair in pairs], fleet.envs.game_num_actions)
         for rows, columns in present:
             mixed = share[columns] * rows + (1 - share[columns]) * fresh[:, columns]
             rows.copy_(torch.where(healthy, mixed, rows))

@@ -1,0 +1,1 @@
+"""Owns the files of one run: its folder, weights, metrics, and what is exported."""
