@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo quick test lint snapshot clean
+.PHONY: demo quick test lint docs reference snapshot clean
 
 demo: .venv/installed
 	$(BIN)/spr train catch --steps 2600 --set learner.learning_rate=0.0005 --out runs/demo --overwrite
@@ -11,13 +11,21 @@ demo: .venv/installed
 quick: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 --dist worksteal -m "not slow and not gpu"
 
-test: .venv/installed-dev lint
+test: .venv/installed-dev lint docs
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The pages as HTML, in build/docs; a warning, such as a broken link, is an error.
+docs: .venv/installed-dev
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b html docs build/docs
+
+# The pages of docs/reference, from the code.
+reference: .venv/installed-dev
+	$(BIN)/python docs/reference.py
 
 # After a change of numbers that is meant: what this version computes becomes what tests/doors/test_snapshot.py expects.
 snapshot: .venv/installed-dev

@@ -19,8 +19,8 @@ from packaging.utils import parse_sdist_filename as parse_sdist
 from packaging.utils import parse_wheel_filename as parse_wheel
 
 HERE = Path(__file__).parent
-UNCHECKED = {"torch"}  # another file in every index: see docs/dependencies.md
-HEAD = "# Made by requirements/renew.py from constraints.txt; docs/dependencies.md says what for.\n"
+UNCHECKED = {"torch"}  # another file in every index: see docs/explanation/dependencies.md
+HEAD = "# Made by requirements/renew.py from constraints.txt; docs/explanation/dependencies.md says what for.\n"
 
 
 def pins() -> dict[str, str]:

@@ -1,5 +1,6 @@
 """What several tests share: small configurations, and a fleet with a replay of random content."""
 
+import importlib.util
 import json
 import sys
 import time
@@ -56,6 +57,14 @@ def as_options(changes):
 QUICK_RUN = as_options({"network.hidden": 8, "replay.batch_size": 4, "replay.n_step": 3, "learner.depth": 1})
 QUICK_RUN += ["--steps", "45", "--set", "schedule.learning_starts=40", "--set", "evaluation.episodes=1"]
 QUICK_RUN += ["--device", "cpu"]
+
+
+def by_path(file):
+    """Import a script that is in no package."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def wait_for(what, seconds=120):

@@ -1,7 +1,7 @@
 """SPR: data-efficient reinforcement learning with self-predictive representations, in PyTorch.
 
 From Python: `spr.train`, `spr.train_events`, `spr.load`, `spr.evaluate`, `spr.presets`, `spr.preset`, `spr.Config`, and
-`spr.register_loss`, `register_encoder`, `register_preset`, `register_env` (docs/python.md).
+`spr.register_loss`, `register_encoder`, `register_preset`, `register_env` (docs/guide/python.md).
 """
 
 from importlib import import_module

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Terminal()
     args = argparse.Namespace(command="")
     try:
-        args = make_parser(_COMMANDS).parse_args(argv)
+        args = make_parser(COMMANDS).parse_args(argv)
         for module in args.plugin:
             plugins.import_named(module)
         code: int = args.run(args, console)
@@ -324,7 +324,7 @@ def _part(command: str, module: str, extra: str) -> Any:
         raise UserError(f"'spr {command}' needs the package {error.name}: pip install {packages}") from error
 
 
-_COMMANDS = {
+COMMANDS = {
     "train": _train,
     "sweep": _sweep,
     "evaluate": _evaluate,

@@ -344,7 +344,7 @@ def test_wrong_arguments_say_what_is_right(tmp_path):
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch):
     """Its cells one after the other, as a kernel would."""
-    notebook = json.loads((ROOT / "docs" / "python.ipynb").read_text(encoding="utf-8"))
+    notebook = json.loads((ROOT / "docs" / "guide" / "python.ipynb").read_text(encoding="utf-8"))
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for cell in notebook["cells"]:

@@ -1,18 +1,23 @@
 """The documents are true: their commands are commands, their links lead somewhere, the house is as the plan says."""
 
-import importlib.util
 import io
 import re
 import shlex
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, by_path
 
-from spr.cli import _COMMANDS, main
+from spr.cli import COMMANDS, main
 from spr.cli_parser import make_parser
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-SOURCE = ROOT / "src" / "spr"
+reference = by_path(ROOT / "docs" / "reference.py")
+
+FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "results/README.md")]
+PAGES = [*FRONT, *sorted((ROOT / "docs").rglob("*.md"))]
+# Diaries may speak of what is gone, and tables and generated pages may be as long as they need.
+FOR_USERS = [
+    page for page in PAGES if page.parent.name not in {"lab", "reference", "results"} and page.name != "CHANGELOG.md"
+]
 
 
 def commands(page):
@@ -28,12 +33,12 @@ def commands(page):
     return found
 
 
-ALL = [(page.name, words) for page in PAGES for words in commands(page)]
+ALL = [(str(page.relative_to(ROOT)), words) for page in PAGES for words in commands(page)]
 
 
 @pytest.mark.parametrize(("page", "words"), ALL, ids=[" ".join([page, *words]) for page, words in ALL])
 def test_every_command_of_the_documents_is_one(page, words):  # noqa: ARG001
-    assert make_parser(_COMMANDS).parse_args(words).command == words[0]
+    assert make_parser(COMMANDS).parse_args(words).command == words[0]
 
 
 @pytest.mark.slow
@@ -61,12 +66,43 @@ def test_the_readmes_commands_run(tmp_path, monkeypatch, capsys):
     assert "human" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link
     for name in re.findall(r"`((?:tests|docs|src|results)/[\w./-]+\.\w+)", page.read_text(encoding="utf-8")):
-        assert (ROOT / name).exists() or page.name == "performance-history.md", name
+        assert (ROOT / name).exists() or page.parent.name == "lab", name
+
+
+def blocks(page):
+    """A page's paragraphs and bullets, without code, tables, images and headings."""
+    text = re.sub(r"^(```|:::).*?^\1.*?$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL)
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):
+        if block.strip() and not re.match(r"\s*(\||#|!\[|<!--|\()", block):
+            yield block.strip()
+
+
+@pytest.mark.parametrize("page", FOR_USERS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_for_users_are_in_small_pieces(page):
+    """No bullet of more than 60 words, no paragraph of more than four sentences."""
+    for block in blocks(page):
+        if re.match(r"([-*]|\d+\.) ", block):
+            assert len(block.split()) <= 61, block
+        else:
+            plain = re.sub(r"`[^`]*`|\([^)]*\)|\d\.\d", "", block)
+            assert len(re.findall(r"[.!?](?=\s|$)", plain)) <= 4, block
+
+
+def test_the_readme_is_short():
+    assert sum(len(block.split()) for block in blocks(ROOT / "README.md")) <= 900
+
+
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_the_reference_is_current(name):
+    assert (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8") == reference.page(name), (
+        "make reference"
+    )
 
 
 def test_every_pinned_package_but_torch_has_its_hashes():
@@ -79,9 +115,7 @@ def test_every_pinned_package_but_torch_has_its_hashes():
 
 
 def test_hashes_are_renewed_from_an_indexs_page(monkeypatch):
-    spec = importlib.util.spec_from_file_location("renew", ROOT / "requirements" / "renew.py")
-    renew = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(renew)
+    renew = by_path(ROOT / "requirements" / "renew.py")
     files = {
         "some_thing-1.2-cp311-cp311-win_amd64.whl": True,
         "some_thing-1.2-cp314-cp314t-macosx_11_0_arm64.whl": True,

@@ -36,7 +36,7 @@ GAMES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("game", "changes", "arguments", "actions"), GAMES, ids=["CarRacing", "MiniGrid", "MinAtar"])
 def test_other_packages_are_trained_and_judged(game, changes, arguments, actions, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT / "docs")
+    monkeypatch.chdir(ROOT / "docs" / "examples")
     given = [part for text in arguments for part in ("--env-arg", text)]
     options = [*as_options(TINY | changes), *given, "--steps", "120", "--device", "cpu", "--out", str(tmp_path)]
     assert main(["train", game, *options]) == 0
@@ -59,7 +59,7 @@ def test_other_packages_are_trained_and_judged(game, changes, arguments, actions
 
 @pytest.mark.slow
 def test_what_does_not_fit_says_what_would_make_it_fit(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT / "docs")
+    monkeypatch.chdir(ROOT / "docs" / "examples")
     for game, words in (
         ("CarRacing-v3", "--env-arg continuous=false"),
         ("MiniGrid-Empty-5x5-v0", "minigrid.wrappers.ImgObsWrapper"),

@@ -201,7 +201,7 @@ def test_an_environment_that_fails_when_it_is_judged_costs_one_result(moody, wro
     said = capsys.readouterr()
     line = next(line for line in said.out.splitlines() if line.startswith("Moody-v0, seed 1: "))
     assert SAID[wrong] in line + ";"
-    assert line.endswith("its agent is saved: --resume judges it again")
+    assert line.endswith("its agent is saved: --resume evaluates it again")
     assert said.err == ""
     assert run_files.finished(folder(tmp_path, 0))
     assert not run_files.finished(folder(tmp_path, 1))
@@ -362,7 +362,7 @@ def test_a_result_that_finds_no_room_is_made_by_resuming(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(run_folder, "_write_json", writing)
-        with pytest.raises(StorageFault, match="No space left on device; its agent is saved: --resume judges it again"):
+        with pytest.raises(StorageFault, match="No space left on device; its agent is saved: --resume evaluates it"):
             carry_out(mine, events.write_metrics)
     steps = []
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import TINY, as_options, carry_out, make_job
 
-from spr.cli import _COMMANDS, main
+from spr.cli import COMMANDS, main
 from spr.cli_parser import make_parser
 from spr.common.errors import UserError
 from spr.config.presets import preset_config
@@ -249,7 +249,7 @@ def test_a_sweep_hands_its_logging_on(tmp_path):
     usual = make_job(tmp_path, (0, 1), ("catch", "pong"))
     asked = make_job(tmp_path, (0, 1), ("catch", "pong"), log_every=7, log=("tensorboard", "wandb"))
     for made, log, every in ((usual, [], None), (asked, ["tensorboard", "wandb"], 7)):
-        args = make_parser(_COMMANDS).parse_args(made.command())
+        args = make_parser(COMMANDS).parse_args(made.command())
         assert (args.games, args.seeds, args.log, args.log_every) == (["catch", "pong"], ["0", "1"], log, every)
 
 

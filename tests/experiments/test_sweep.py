@@ -617,11 +617,11 @@ def test_ray_tells_nobody_about_a_sweep(monkeypatch):
 
 
 class Page:
-    """The commands of docs/comparisons.md for a Ray cluster; for two nodes of one machine, with a home of their own."""
+    """The commands of docs/how-to/ray.md for a Ray cluster; for two nodes of one machine, with a home of their own."""
 
     def __init__(self, home):
-        text = (ROOT / "docs" / "comparisons.md").read_text()
-        block = text.split("### On a Ray cluster")[1].split("```\n")[1].splitlines()
+        text = (ROOT / "docs" / "how-to" / "ray.md").read_text()
+        block = text.split("```\n")[1].splitlines()
         with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as two:  # ports that are free
             head, client = one.getsockname()[1], two.getsockname()[1]
         block = [line.split("   #")[0].replace("HEAD", "127.0.0.1").replace("6379", str(head)) for line in block]

@@ -23,9 +23,9 @@ from spr.envs.atari100k import game_names, normalised, reference_scores, referen
 from spr.report import figures, learning_curves, protocol_sections, tables
 from spr.report.build import front, write
 from spr.report.plot_style import LACKING
-from spr.report.readme_tables import _BESIDE, _SPR
+from spr.report.published import IN_PAPER, METHODS
 from spr.report.records import BENCHMARK, read, with_equal_games
-from spr.report.tables import PUBLISHED, Method, methods_of, per_game, same_games
+from spr.report.tables import Method, methods_of, per_game, same_games
 from spr.runs import compatibility
 
 REPOSITORY = ROOT
@@ -265,13 +265,16 @@ def test_the_repositorys_own_results_can_be_reported(tmp_path):
     assert {record.protocol for record in records} == {BENCHMARK}
 
 
-def test_the_tables_of_the_readme_are_those_of_the_report():
+def test_the_tables_of_the_readme_and_the_scores_page_are_those_of_the_report():
     found = read([REPOSITORY / "results" / "spr", REPOSITORY / "results" / "rainbow"]).records
     assert {record.protocol for record in found} == {BENCHMARK}
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    made = front(found)
     begin = "<!-- front_page.md of `spr report results/spr results/rainbow` -->\n"
-    shown = text.split(begin)[1].split("<!-- end -->")[0]
-    assert shown == front(found)
+    text = (REPOSITORY / "docs" / "results" / "scores.md").read_text(encoding="utf-8")
+    assert text.split(begin)[1].split("<!-- end -->")[0] == made
+    begin = "<!-- aggregates of `spr report results/spr results/rainbow` -->\n"
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert text.split(begin)[1].split("<!-- end -->")[0].strip() in made
 
 
 def test_a_front_page_names_the_games_in_which_spr_is_not_where_its_authors_code_is(tmp_path):
@@ -312,9 +315,9 @@ def test_what_was_published_of_later_agents_stands_beside_ours_where_one_was_pla
 
 
 def test_what_a_front_page_has_of_published_methods_is_published_under_that_name():
-    names = {row["method"] for row in reference_table("published_aggregates")} | set(PUBLISHED.values())
-    assert set(_BESIDE) <= set(PRESETS)
-    assert {name for published in [_SPR, *_BESIDE.values()] for name in published} <= names
+    names = {row["method"] for row in reference_table("published_aggregates")} | set(IN_PAPER.values())
+    assert set(METHODS) - {"simple"} <= set(PRESETS)
+    assert {name for method in METHODS.values() for name in method.aggregates} <= names
 
 
 def test_depth_and_ema_by_hand():

@@ -8,7 +8,7 @@ import spr
 from spr.config.presets import preset_config
 from spr.envs.registry import make, make_shown
 from spr.evaluation import film
-from spr.experiments import job_runner
+from spr.experiments import agent_evaluation, job_runner
 from spr.training import checkpoint, snapshot
 from spr.training.actor import Actor
 from spr.training.fleet import assemble
@@ -48,9 +48,9 @@ def test_it_is_what_a_checkpoint_shows(tmp_path):
 @pytest.mark.slow
 def test_it_is_judged_saved_and_loaded(tmp_path, monkeypatch):
     judged, fleets = [], []
-    play, make_fleet = job_runner.play, job_runner.assemble
+    play, make_fleet = agent_evaluation.play, job_runner.assemble
     monkeypatch.setattr(
-        job_runner, "play", lambda config, who, epsilon: (judged.append(who), play(config, who, epsilon))[1]
+        agent_evaluation, "play", lambda config, who, epsilon: (judged.append(who), play(config, who, epsilon))[1]
     )
     monkeypatch.setattr(job_runner, "assemble", lambda *args: (fleets.append(make_fleet(*args)), fleets[-1])[1])
     (run,) = spr.train("catch", seeds=[3], changes=AVERAGE, out=tmp_path, device="cpu")

@@ -650,7 +650,7 @@ def test_divergence_stops_one_agent_and_its_update_can_be_reproduced(monkeypatch
         assert [info.rows and info.rows[healthy] for info in ticks] == [row and row[healthy] for row in rows]
     assert fleet.fleet.state.weights[1].isinf().sum() == 1  # as it was before the update that failed
 
-    saved = whole.diverged_update(fleet, 1)
+    saved = snapshot.diverged_update(fleet, 1)
     again = training([1])
     assert not update_again(again, saved)["loss"].isfinite().all()
     assert again.fleet.state.diverged.tolist() == [True]

@@ -191,7 +191,7 @@ def test_the_quadratic_loss_collapses_the_latents_and_the_cosine_does_not():
 
 @pytest.mark.slow
 def test_the_example_of_a_loss_of_ones_own_runs(tmp_path):
-    docs = ROOT / "docs"
+    docs = ROOT / "docs" / "examples"
     loss = ["--plugin", "own_loss", "--set", "learner.aux_loss=angle"]
     small = as_options({"network.hidden": 16, "replay.batch_size": 4, "evaluation.episodes": 2})
     short = ["--set", "schedule.learning_starts=60", "--steps", "70", "--out", str(tmp_path)]

@@ -65,7 +65,7 @@ class Atari:
         if unlike := unlike_published(game, checksum):
             self.notice = (
                 f"{game}: ale-py's ROM differs from the one that published scores were made with in its {unlike}, so "
-                "scores can't be compared (docs/roms.md)"
+                "scores can't be compared (docs/explanation/roms.md)"
             )
         rules = {"name": "atari", "version": 1, "interpolation": "area", **settings, "rom": checksum}
         self.protocols = [rules] * count

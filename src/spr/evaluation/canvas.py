@@ -32,26 +32,12 @@ class Moment(NamedTuple):
 
 
 WIDTH, HEIGHT = 1024, 672  # multiples of 16, as video codecs want them
-
-
 _MARGIN, _BOX = 16, (512, 640)  # around everything, and of the game's picture
-
-
 _LEFT, _RIGHT = 552, WIDTH - _MARGIN  # of the column beside it
-
-
 _NAMES, _VALUES = 124, 62  # widths: of the names before bars, of the values behind them
-
-
 _HEADING, _GAP, _THIN = 24, 14, 20  # heights: of a panel's title, between panels, of a thin bar
-
-
 _MOST_ACTIONS, _MOST_AHEAD = 18, 6  # bars that fit
-
-
 _BACK, _TROUGH, _DIM, _TEXT = (17, 19, 24), (36, 40, 49), (138, 144, 156), (222, 226, 233)
-
-
 _BAR, _CHOSEN, _RANDOM, _FORESEEN = (92, 118, 166), (255, 166, 54), (240, 92, 84), (84, 180, 140)
 
 

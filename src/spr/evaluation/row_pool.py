@@ -8,11 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from spr.evaluation.episodes import EpisodeResult, EpisodeSpec, Row
 
 _WORTH_STARTING = 2_000  # steps that an agent must have left to play: a row's emulators take a third as long to start
-
-
 _GROUP_STEPS = 8_000  # steps that games played in a group may take: long ones share little, and would be waited for
-
-
 _LONGER = 3  # times as long as an agent's own must another's games be, for its rows to make way
 
 

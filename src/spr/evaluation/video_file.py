@@ -17,12 +17,8 @@ from spr.evaluation.canvas import HEIGHT, WIDTH
 from spr.runs import run_files
 
 Show = Callable[[Picture], bool]  # whether somebody wants to see more
-
-
 # A GIF has 256 colours: each picture chooses its own.
 _PALETTE = "split[one][two];[one]palettegen=stats_mode=single[colours];[two][colours]paletteuse=new=1:dither=none"
-
-
 _FORMS = {
     ".mp4": ["-c:v", "libx264", "-preset", "veryfast", "-crf", "20", "-pix_fmt", "yuv420p", "-f", "mp4"],
     ".gif": ["-filter_complex", _PALETTE, "-f", "gif"],

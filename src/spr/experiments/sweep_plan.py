@@ -22,8 +22,8 @@ from spr.training.fleet import fleet_memory, largest_fleet
 
 T = TypeVar("T")
 
-# Of a sweep, unless asked for others. On a GPU larger ones gain little per agent (docs/performance.md); a CPU gains
-# nothing by them, and smaller ones are sooner finished.
+# Of a sweep, unless asked for others. On a GPU larger ones gain little per agent (docs/explanation/performance.md); a
+# CPU gains nothing by them, and smaller ones are sooner finished.
 LARGEST_FLEET = {"cuda": 32, "cpu": 10}
 
 

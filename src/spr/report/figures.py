@@ -30,7 +30,8 @@ from spr.report.plot_style import (
     short,
     style,
 )
-from spr.report.tables import PUBLISHED, Method, published_on
+from spr.report.published import IN_PAPER
+from spr.report.tables import Method, published_on
 
 
 def box_plot(methods: Sequence[Method]) -> Drawing:
@@ -38,7 +39,7 @@ def box_plot(methods: Sequence[Method]) -> Drawing:
     ours = [(_ours(method), [float(scores.mean()) for scores in method.human()]) for method in methods]
     theirs = [
         (f"{name}\n(paper)", [float(score[0]) for score in published_on(column, game_names())])
-        for column, name in PUBLISHED.items()
+        for column, name in IN_PAPER.items()
     ]
     names, values = zip(*[*ours, *theirs], strict=True)
     figure, axes = one_panel(1.2 + 0.36 * len(names))

@@ -7,21 +7,10 @@ import numpy as np
 from spr.common.errors import plural
 from spr.envs.atari100k import game_names, reference_scores, reference_table, unlike_published
 from spr.report import statistics, tables
+from spr.report.published import METHODS
 from spr.report.records import PUBLISHED_ROMS, Record
 from spr.report.tables import Cell, Method, Table
 
-_SPR = ("SPR", "SPR (100 runs)", "SPR (JAX)")  # the paper's, and what its authors have measured since
-_BESIDE = {  # what is published of other presets, shown where they were played
-    "spr_noaug": ("SPR without augmentation",),
-    "der": ("DER", "DER (100 runs)"),
-    "drq": ("DrQ", "DrQ (100 runs)"),
-    "drq_eps": ("DrQ-eps (100 runs)",),
-    "curl": ("CURL", "CURL (100 runs)"),
-    "spr_resets": ("SPR + resets",),
-    "sr_spr": ("SR-SPR RR16",),
-    "bbf": ("BBF RR2",),
-    "bbf_rr8": ("BBF RR8",),
-}
 _RANGES = {  # by how many runs of a game there are at least
     1: ("p5", "p95", "90% of single runs"),
     3: ("mean_of_3_lo", "mean_of_3_hi", "95% of means of three"),
@@ -99,7 +88,8 @@ def _over_games(methods: Sequence[Method], draws: int, random: np.random.Generat
     table = tables.aggregates(methods, draws, random)
     played = [method.name.removesuffix(PUBLISHED_ROMS) for method in methods]
     # The paper's variants that its table by game lacks have their presets' names.
-    shown = {*_SPR, *played, *(name for preset in played for name in _BESIDE.get(preset, ()))}
+    named = [METHODS[preset].aggregates for preset in ("spr", *played) if preset in METHODS]
+    shown = {*played, *(name for names in named for name in names)}
     kept = [i for i, name in enumerate(table.columns) if name != "source" and "DQN" not in name]
     rows = []
     for row in table.rows:

@@ -11,25 +11,10 @@ from spr.common.errors import plural
 from spr.config.presets import PRESETS
 from spr.envs.atari100k import game_names, normalise, reference_scores, reference_table
 from spr.report import statistics
+from spr.report.published import IN_PAPER, LATER, RECALLED
 from spr.report.records import PUBLISHED_ROMS, Record
 
-PUBLISHED = {  # columns of the paper's per-game table, with their names for people
-    "simple": "SimPLe",
-    "der": "DER",
-    "otrainbow": "OTRainbow",
-    "curl": "CURL",
-    "drq": "DrQ",
-    "spr_noaug": "SPR without augmentation",
-    "spr": "SPR",
-}
 _MEASURED_SINCE = {"mean_100": "SPR, 100 runs", "jax_mean_49": "SPR in JAX, 49 runs"}  # by game, of the authors' codes
-_LATER = {  # by game, of the agents that followed; our presets' names
-    "spr_resets": "SPR + resets, 32 runs",
-    "sr_spr": "SR-SPR with 16 updates per step",
-    "bbf": "BBF, 14 runs",
-    "bbf_rr8": "BBF with 8 updates per step, 50 runs",
-}
-_RECALLED = ("sr_spr", "bbf_rr8")  # of these: the published table was not at hand
 _AGGREGATES = {
     "IQM": statistics.iqm,
     "median": statistics.median,
@@ -196,7 +181,7 @@ def published_on(column: str, games: Iterable[str]) -> list[NDArray[np.float64]]
 
 def _by_game(column: str) -> Mapping[str, float]:
     """Return the published mean scores of a column, whichever table has it."""
-    if column in PUBLISHED:
+    if column in IN_PAPER:
         return reference_scores(column)
     table = reference_table("spr_run_spread" if column in _MEASURED_SINCE else "later_agents")
     return {row["game"]: float(row[column]) for row in table}
@@ -204,20 +189,20 @@ def _by_game(column: str) -> Mapping[str, float]:
 
 def _since_the_paper(methods: Sequence[Method]) -> dict[str, str]:
     """Return columns with their names for people: the authors' codes, and where one was played the later agents."""
-    later = any(method.name.removesuffix(PUBLISHED_ROMS) in _LATER for method in methods)
-    return _MEASURED_SINCE | (_LATER if later else {})
+    later = any(method.name.removesuffix(PUBLISHED_ROMS) in LATER for method in methods)
+    return _MEASURED_SINCE | (LATER if later else {})
 
 
 def per_game(methods: Sequence[Method], draws: int, random: np.random.Generator) -> Table:
     """Return the paper's per-game table with our methods beside."""
     since = _since_the_paper(methods)
-    known = [f"{name} (paper)" for name in PUBLISHED.values()]
-    known += [name + (" (recalled)" if column in _RECALLED else "") for column, name in since.items()]
+    known = [f"{name} (paper)" for name in IN_PAPER.values()]
+    known += [name + (" (recalled)" if column in RECALLED else "") for column, name in since.items()]
     columns = ["game", "random", "human", *(f"{method.name} (ours)" for method in methods), *reversed(known)]
     measured = [_by_game(column) for column in since]
     rows = []
     for game in game_names():
-        published = [Cell(reference_scores(name)[game], digits=1) for name in ("random", "human", *PUBLISHED)]
+        published = [Cell(reference_scores(name)[game], digits=1) for name in ("random", "human", *IN_PAPER)]
         ours = [_mean_cell(method.scores.get(game), draws, random) for method in methods]
         theirs = [*published[2:], *(Cell(scores[game], digits=1) for scores in measured)]
         compared = [*ours, *reversed(theirs)]
@@ -228,7 +213,7 @@ def per_game(methods: Sequence[Method], draws: int, random: np.random.Generator)
         "Mean raw scores, with the 95% bootstrap interval of the mean and the number of runs. With fewer than five "
         "runs such an interval is too narrow. The best method of a row is in bold type."
     ]
-    if any(column in _RECALLED for column in since):
+    if any(column in RECALLED for column in since):
         notes.append("Recalled: the published table was not at hand; its mean and median over games are met.")
     return Table("per_game", "Scores by game", columns, rows, notes)
 
@@ -243,7 +228,7 @@ def aggregates(methods: Sequence[Method], draws: int, random: np.random.Generato
             found = {name: cell._replace(low=None, high=None) for name, cell in found.items()}
         marked = Cell(method.runs_text(), note="" if method.complete else "incomplete")
         rows.append(_aggregate_row(method.name, Cell("ours"), marked, found))
-    for column, name in PUBLISHED.items():
+    for column, name in IN_PAPER.items():
         paper = statistics.aggregate(reference_scores(column))
         values = (paper.human_mean, paper.human_median, paper.dqn_mean, paper.dqn_median, paper.superhuman)
         found = {title: Cell(value) for title, value in zip(_TABLE_1, values, strict=True)}
@@ -278,9 +263,9 @@ def same_games(methods: Sequence[Method]) -> list[Table]:
     sets = dict.fromkeys(tuple(method.scores) for method in methods if len(method.scores) < len(game_names()))
     for number, games in enumerate(sets, start=1):
         ours = [(m.name, "ours", m.human(games)) for m in methods if set(games) <= set(m.scores)]
-        theirs = [(name, "paper", published_on(column, games)) for column, name in PUBLISHED.items()]
+        theirs = [(name, "paper", published_on(column, games)) for column, name in IN_PAPER.items()]
         theirs += [
-            (name, "recalled" if column in _RECALLED else "published", published_on(column, games))
+            (name, "recalled" if column in RECALLED else "published", published_on(column, games))
             for column, name in _since_the_paper(methods).items()
         ]
         rows = [
@@ -345,7 +330,7 @@ def all_runs(records: Sequence[Record]) -> Table:
 
 def _variants(methods: Sequence[Method]) -> list[list[Cell]]:
     """Return the paper's aggregates of the variants that we ran and that its per-game table lacks."""
-    ran = {method.name.removesuffix(PUBLISHED_ROMS) for method in methods} - PUBLISHED.keys()
+    ran = {method.name.removesuffix(PUBLISHED_ROMS) for method in methods} - IN_PAPER.keys()
     rows = []
     for row in reference_table("paper_variants"):
         if row["preset"] in ran:

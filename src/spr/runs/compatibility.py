@@ -108,5 +108,5 @@ def refuse_other_rom(run: Run) -> None:
     if here is not None and learnt not in (None, here):
         raise UserError(
             f"this agent learnt {run.game} with the ROM {learnt}, but {here} is played here: "
-            "ALE_ROMS_DIR names the folder of other ROMs (docs/roms.md)"
+            "ALE_ROMS_DIR names the folder of other ROMs (docs/explanation/roms.md)"
         )

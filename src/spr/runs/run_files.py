@@ -11,41 +11,31 @@ from pathlib import Path
 
 from spr.common import atomic_files, file_locks
 from spr.common.errors import StorageFault, UserError
-from spr.runs import metrics_files
 
-DIVERGED_UPDATE = "diverged.safetensors"  # what reproduces the update by which a run diverged
-
-
-_DIVERGED = ("diverged.json", DIVERGED_UPDATE, "fault.json", "fault.spr")  # the last two up to 0.7
-
-
-TENSORBOARD = "tensorboard"  # the folder of a run's event files
-
-
+TENSORBOARD, WANDB_ID = "tensorboard", "wandb.json"
+DIVERGED_UPDATE = "diverged.safetensors"
+CSV = ("metrics.csv", "episodes.csv")  # what `--log csv` mirrors of the files that grow
+# What a run's folder may hold, beside checkpoints and what the user puts there.
+FILES = {
+    "config.json": "what the run is: preset, game, seed, configuration, and how its environment is played",
+    "metrics.jsonl": "a row of metrics a hundred times in a run, or as often as --log-every says; reproducible",
+    "episodes.jsonl": "a row for each training episode: the step of its end, its raw score, its length",
+    "times.jsonl": "when each row of metrics was written, in seconds of training",
+    "metrics.csv": "with --log csv: metrics.jsonl as a table",
+    "episodes.csv": "with --log csv: episodes.jsonl as a table",
+    "agent.safetensors": "the weights that act, with a checksum",
+    "result.json": "every raw score of the evaluation, their mean, the protocol, seconds, device, version",
+    TENSORBOARD: "with --log tensorboard: event files",
+    WANDB_ID: "with --log wandb: what the run is called there",
+    "diverged.json": "why training stopped, where a loss or gradient was not finite",
+    DIVERGED_UPDATE: "the state before that update, with its random numbers",
+    "fault.json": "the same as diverged.json, of versions up to 0.7",
+    "fault.spr": "the same as diverged.safetensors, of versions up to 0.7",
+}
+_DIVERGED = ("diverged.json", "fault.json")
+CHECKPOINT = "checkpoint-"  # how the names of checkpoints begin
+LOGS = "logs"  # beside all runs: where a sweep's commands write what they print
 WANDB = "wandb"  # beside all runs: the folder of what is logged there
-
-
-WANDB_ID = "wandb.json"  # what a run is called there
-
-
-CSV = ("metrics.csv", "episodes.csv")  # what `--log csv` mirrors of the first two
-
-
-_KNOWN = (
-    "config.json",
-    *metrics_files.GROWING,
-    *CSV,
-    "agent.safetensors",
-    "result.json",
-    TENSORBOARD,
-    WANDB_ID,
-    *_DIVERGED,
-)
-
-
-LOGS = "logs"  # where a sweep's commands write what they say
-
-
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors that no other input would have avoided
 
 
@@ -153,7 +143,7 @@ def finished(path: Path) -> bool:
 
 def results(path: Path) -> list[Path]:
     """Return the files that a run's folder keeps for good, in the order in which they may appear elsewhere."""
-    kept = [path / name for name in _KNOWN if name != "result.json"]
+    kept = [path / name for name in FILES if name != "result.json"]
     found = [*kept, *sorted((path / TENSORBOARD).glob("*")), path / "result.json"]
     return [file for file in found if file.is_file()]
 
@@ -171,12 +161,12 @@ def write_if_changed(path: Path, data: bytes) -> None:
 
 def diverged(path: Path) -> bool:
     """Say whether a run's learning has diverged."""
-    return any((path / name).is_file() for name in _DIVERGED if name.endswith(".json"))
+    return any((path / name).is_file() for name in _DIVERGED)
 
 
 def _ours(name: str) -> bool:
     plain = atomic_files.named_beside(name)
-    return plain in _KNOWN or plain.startswith("checkpoint-")
+    return plain in FILES or plain.startswith(CHECKPOINT)
 
 
 def unusable(path: Path, error: OSError) -> UserError | StorageFault:

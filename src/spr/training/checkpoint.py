@@ -23,7 +23,7 @@ from spr.common import atomic_files, json_files
 from spr.common.errors import StorageFault, UnusableError, one_line
 
 FORMAT = 2
-_KEPT = 2
+KEPT = 2
 _LARGEST_HEADER = 2**20  # bytes
 _SUFFIXES = (".safetensors", ".spr")  # the second up to 0.7
 _DTYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8}
@@ -77,7 +77,7 @@ def write(folder: Path, checkpoint: Checkpoint, name: str | None = None) -> None
     except OSError as error:
         raise StorageFault(f"can't write a checkpoint to {folder}: {error.strerror or error}") from error
     if name is None:
-        _remove(folder, steps_of(folder)[_KEPT:])
+        _remove(folder, steps_of(folder)[KEPT:])
 
 
 def remove(folder: Path) -> None:

@@ -20,4 +20,5 @@ def grid(size: int = 5, **more: Any) -> gymnasium.Env[Any, Any]:
 
 def planes(game: str = "breakout", **more: Any) -> gymnasium.Env[Any, Any]:
     """Make a game of MinAtar: 10x10 cells, and a plane of booleans for each kind of thing in them."""
-    return BaseEnv(game, **more)
+    env: gymnasium.Env[Any, Any] = BaseEnv(game, **more)
+    return env

@@ -1,7 +1,7 @@
 """Draw what an update costs per agent over the size of a fleet, from the JSON of `spr bench`.
 
 spr bench --games all --device cuda --agents 1 2 4 10 16 26 32 48 64 --json > bench.json
-python docs/cost_per_agent.py docs/images/cost_per_agent.png bench.json
+python docs/examples/cost_per_agent.py docs/images/cost_per_agent.png bench.json
 
 Sizes may have been timed one after another: several files are one figure.
 """

@@ -1,4 +1,4 @@
-"""Draws the README's picture from a run of `catch`: python docs/picture.py RUN docs/training.png."""
+"""Draws the README's picture from a run of `catch`: python docs/examples/picture.py RUN docs/images/training.png."""
 
 import json
 import sys
