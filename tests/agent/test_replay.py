@@ -146,7 +146,7 @@ def test_sampling_follows_the_priorities():
     replay.priority[0] = weights
     draws = 200_000
     uniform = torch.rand(1, draws, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    counts = torch.bincount(replay._descend(uniform)[0], minlength=len(weights)).double()
+    counts = torch.bincount(replay._tree.find(uniform)[0], minlength=len(weights)).double()
     p = weights.double() / weights.double().sum()
     sigma = (draws * p * (1 - p)).sqrt()
     assert ((counts - draws * p).abs() <= 5 * sigma + 1e-9).all()
@@ -157,7 +157,7 @@ def test_sampling_follows_the_priorities():
 def test_extreme_draws_stay_on_drawable_starts(edge):
     replay = fill(small_config(), [ON] * 59, [0] * 59, [0.0] * 59)
     replay.priority[0] *= torch.rand(replay.priority.shape[1], generator=torch.Generator().manual_seed(0)) * 1e-3
-    slot = replay._descend(torch.full((1, 3), edge, dtype=torch.float64))
+    slot = replay._tree.find(torch.full((1, 3), edge, dtype=torch.float64))
     assert (replay.priority[0, slot] > 0).all()
 
 

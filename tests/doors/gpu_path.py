@@ -29,7 +29,8 @@ from spr.agent.random_streams import RawNumbers, RngStreams
 from spr.agent.replay import Replay
 from spr.agent.schedules import new_scalars
 from spr.config.presets import preset_config
-from spr.ops import functional, fused_ops, fused_triton, impala_ops, rollout_ops
+from spr.ops import functional, fused_ops, fused_triton
+from spr.ops.fleet_op import KERNELS
 from spr.training.actor import Actor
 from spr.training.learner import Learner
 
@@ -99,7 +100,7 @@ def as_on_a_gpu():
 def with_kernels():
     """Have kernels note that they were launched."""
     JITFunction.run = note
-    for op, kernel in (fused_ops.KERNELS | rollout_ops.KERNELS | impala_ops.KERNELS).items():
+    for op, kernel in KERNELS.items():
 
         def fake(*args, kernel=kernel, announced=op._abstract_fn, **kwargs):
             kernel(*args)

@@ -17,6 +17,7 @@ from conftest import LITTLE_FRAMES, World  # noqa: E402
 
 from spr.config.presets import preset_config  # noqa: E402
 from spr.ops import functional, fused_ops, fused_triton, impala_ops, impala_triton, rollout_ops, rollout_triton  # noqa: E402
+from spr.ops.fleet_op import KERNELS  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 
@@ -163,7 +164,7 @@ def test_a_convolution_and_its_pool_in_one_are_the_librarys(height, width, chann
         one, mine, move = (part[agent].double() for part in (x, taps, bias))
 
         def plain(mine, one=one, move=move):
-            return functional.max_pool_same(functional.convolve(one, impala_ops._kernels(mine), padding=1)) + move
+            return functional.max_pool_same(functional.convolve(one, impala_ops._unfolded(mine), padding=1)) + move
 
         expected, pull = vjp(plain, mine)
         torch.testing.assert_close(made[agent].float(), expected.float(), rtol=within, atol=1e-4)
@@ -259,11 +260,10 @@ def test_a_whole_update_by_kernels_is_the_plain_one(monkeypatch, changes):
 
     plain = gradients()
     monkeypatch.setattr(fused_ops, "has_kernels", lambda _: True)
-    every = fused_ops.KERNELS | rollout_ops.KERNELS | impala_ops.KERNELS
-    for op, kernel in every.items():
+    for op, kernel in KERNELS.items():
         op.register_kernel("cpu", as_announced(op, kernel))
     found = gradients()
-    for op in every:
+    for op in KERNELS:
         op.register_kernel("cpu", op._init_fn)
     assert ((found - plain).norm(dim=1) < 1e-4 * plain.norm(dim=1)).all()
 

@@ -16,6 +16,9 @@ from spr.agent.augmentation import AugmentParams, augment_params, views_of, whol
 from spr.agent.encoders import encoder_shapes
 from spr.agent.q_head import Noise, noise_shapes
 from spr.config.config import Config
+from spr.ops.fleet_op import Deferred
+
+_kernels = Deferred("spr.ops.fused_triton")
 
 
 class UpdateRandomness(NamedTuple):
@@ -66,9 +69,7 @@ class _Counters:
         self._state = torch.tensor([[seed, 0] for seed in seeds], device=device)  # [S, 2]
 
     def draw(self, normal: int, uniform: int) -> RawNumbers:
-        from spr.ops import fused_triton  # noqa: PLC0415 - Triton is there with a GPU only
-
-        return RawNumbers(*fused_triton.random(self._state, normal, uniform))
+        return RawNumbers(*_kernels.random(self._state, normal, uniform))
 
     def state(self, agent: int) -> Tensor:
         return self._state[agent].cpu().view(torch.uint8)

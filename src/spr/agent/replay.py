@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spr.agent.augmentation import views_of
+from spr.agent.n_step_targets import NStepTargets
+from spr.agent.sum_tree import SumTree
 from spr.config.config import Config
 
 _WEIGHT_EPS = 1e-5
@@ -52,30 +54,25 @@ class Replay:
         self.rewards = torch.zeros(shape, dtype=torch.float32, device=device)
         self.is_first = torch.zeros(shape, dtype=torch.bool, device=device)
         self.truncated = torch.zeros(shape, dtype=torch.bool, device=device)
-        # Leaves of a sum tree with two inner levels; its inner nodes are recomputed at each sampling, in a fixed order.
-        self.fanout = next(f for f in range(2, self.capacity + 2) if f**3 >= self.capacity)
-        self.priority = torch.zeros(agents, self.fanout**3, device=device)
+        self._tree = SumTree(agents, self.capacity, device)
+        self.priority = self._tree.leaves
 
-        n_step = config.longest_return
+        self._n_step = NStepTargets(config, device)
         self._window = torch.arange(1 - stack, config.horizon + 1, device=device)
-        self._first_only = config.replay.ends == "first"
-        self._ends_seen = min(max(config.target_offsets, default=0), n_step - 1)
         # Observation o starts its stack at frame offsets[o] of the sequence.
         views = views_of(config)
         steps = [view.offset for view in views]
-        if self._first_only:
+        if self._n_step.only_first_end:
             bootstrap = [view.role for view in views].index("bootstrap")
             steps[bootstrap] = len(self._window)  # its own frames follow the sequence's
         self.offsets = torch.tensor(steps, device=device, dtype=torch.int32)
         self._is_bootstrap = torch.tensor([view.role == "bootstrap" for view in views], device=device)
         self._stack = torch.arange(stack, device=device)
         self._ahead = torch.arange(config.horizon + 1, device=device)
-        self._crossed = torch.arange(n_step, device=device)
-        self._powers = config.replay.gamma ** torch.arange(n_step + 1, device=device, dtype=torch.float32)
+        self._crossed = torch.arange(self._n_step.steps, device=device)
         self._targets = slice(offsets[0], offsets[-1] + 1) if (offsets := config.target_offsets) else slice(0, 0)
-        self._early = config.bootstrap_early
-        self._n_step, self._depth = n_step, max(config.learner.depth, 1)
-        self._agent = torch.arange(agents, device=device)[:, None]
+        self._depth = max(config.learner.depth, 1)
+        self._agent = self._tree.agent
 
     def write_frame(self, frame: Tensor) -> None:
         """Write the newest frame of every agent, [S, C, H, W] uint8, to the slot of the step that begins next.
@@ -144,7 +141,7 @@ class Replay:
         """Return where each observation's stack starts in a sequence, [O], if the bootstrap is n steps ahead."""
         if n_step is None:
             return self.offsets
-        return torch.where(self._is_bootstrap, n_step.to(self.offsets.dtype) - self._early, self.offsets)
+        return torch.where(self._is_bootstrap, n_step.to(self.offsets.dtype) - self._n_step.early, self.offsets)
 
     def sample(self, uniform: Tensor, beta: Tensor, n_step: Tensor | None = None, gamma: Tensor | None = None) -> Batch:
         """Sample sequences with probability proportional to priority, by uniform numbers [S, B]; beta is a scalar.
@@ -154,7 +151,7 @@ class Replay:
         """
         assert (uniform.dim(), beta.dim()) == (2, 0)
         stack = len(self._stack)
-        index = self._descend(uniform)
+        index = self._tree.find(uniform)
         slots = (index[..., None] + self._window) % self.capacity  # [S, B, L]
         agent = self._agent[..., None]
         not_first = ~self.is_first[agent, slots]  # [S, B, L], false where a frame begins an episode
@@ -162,18 +159,12 @@ class Replay:
         later = not_first[..., stack:]
         steps_alive = torch.where(later, later.shape[-1], self._ahead[:-1]).amin(-1, keepdim=True)
         alive = (self._ahead <= steps_alive).float()
-        n = self._n_step
-        going = alive[..., n - self._early]
-        if self._first_only:
-            going = alive[..., 1]
-            valued = self._valued(index, steps_alive)
+        bootstraps = self._n_step.bootstraps(alive)
+        if self._n_step.only_first_end:
+            valued = self._stack_at(index, self._n_step.released_bootstrap(steps_alive))
             slots, not_first = torch.cat([slots, valued], -1), torch.cat([not_first, ~self.is_first[agent, valued]], -1)
-        rewards = self.rewards[agent, slots[..., stack - 1 : stack - 1 + n]]
-        powers, last = self._powers[:n], self._powers[n]
-        if n_step is not None and gamma is not None:
-            going = (n_step - self._early <= steps_alive).float().squeeze(-1)
-            powers = torch.where(self._crossed < n_step, gamma**self._crossed, 0).float()
-            last = (gamma**n_step).float()
+        rewards = self.rewards[agent, slots[..., stack - 1 : stack - 1 + self._n_step.steps]]
+        n_steps = self._n_step.of(bootstraps, steps_alive, n_step, gamma)
         priority = self.priority[self._agent, index]
         weight = (1 / (priority + _WEIGHT_EPS)) ** beta
         return Batch(
@@ -181,20 +172,14 @@ class Replay:
             frames=self._words[agent, slots].view(torch.uint8).unflatten(-1, self._config.observation.frame),
             visible=self._visible(not_first, self.offsets_at(n_step)),
             actions=self.actions[agent, slots[..., stack - 1 : stack - 1 + self._depth]],
-            returns=(rewards * alive[..., :n] * powers).sum(-1),
-            discount=going * last,
+            returns=n_steps.returns(rewards, alive),
+            discount=n_steps.discount,
             mask=alive[..., self._targets],
             weight=weight / weight.amax(-1, keepdim=True),
         )
 
-    def _valued(self, index: Tensor, steps_alive: Tensor) -> Tensor:
-        """Return the slots [S, B, stack] of the state that the authors' released code bootstraps from.
-
-        Its replay keeps only whether the first of the n steps was an end, so no later end cuts the target. An end among
-        the steps that are predicted is noticed elsewhere, and what follows it replaced by the last state before it; an
-        end after those is not noticed: the value is that of the next episode.
-        """
-        ahead = torch.where(steps_alive <= self._ends_seen, steps_alive, self._n_step)  # [S, B, 1]
+    def _stack_at(self, index: Tensor, ahead: Tensor) -> Tensor:
+        """Return the slots [S, B, stack] of the frames seen so many steps [S, B, 1] after a sequence's start."""
         return (index[..., None] + ahead + self._stack - (len(self._stack) - 1)) % self.capacity
 
     def can_sample(self) -> bool:
@@ -223,32 +208,6 @@ class Replay:
         stacks = not_first.unfold(-1, len(self._stack), 1)[..., offsets, 1:].float()  # [S, B, O, stack - 1]
         older = stacks.flip(-1).cumprod(-1).flip(-1)
         return F.pad(older, (0, 1), value=1.0)
-
-    def _descend(self, uniform: Tensor) -> Tensor:
-        """Descend the sum tree: at each level pick the child in whose share of the sum the number falls.
-
-        Scans run over rows of `fanout` values only: a parallel scan over all leaves has an unspecified summation order,
-        and would sample differently from run to run.
-        """
-        f = self.fanout
-        leaves = self.priority.double().view(-1, f, f, f)
-        middle = leaves.sum(-1)
-        top = middle.sum(-1)  # [S, f]
-        x = uniform * top.sum(-1, keepdim=True)
-        i, x = _pick(top[:, None, :].expand(-1, uniform.shape[1], -1), x)
-        j, x = _pick(middle[self._agent, i], x)
-        k, _ = _pick(leaves[self._agent, i, j], x)
-        return (i * f + j) * f + k
-
-
-def _pick(share: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which of the children [S, B, f] holds x [S, B], and what of x is left within it."""
-    ends = share.cumsum(-1)
-    last = ((share > 0) * torch.arange(share.shape[-1], device=share.device)).amax(-1)
-    # Rounding may leave x at or past the last end; children with no share are never picked.
-    child = torch.minimum((ends <= x[..., None]).sum(-1), last)
-    start = (ends - share).gather(-1, child[..., None]).squeeze(-1)
-    return child, (x - start).clamp(min=0)
 
 
 def learning_reward(config: Config, reward: NDArray[np.float32]) -> NDArray[np.float32]:

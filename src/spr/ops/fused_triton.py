@@ -1,7 +1,7 @@
 """Owns kernels written in Triton, for a GPU only: what the compiler's own code spends the most memory traffic on.
 
-`fused` calls them, says what they mean, and has a plain twin of each; the tests compare the two. Everything is summed
-in float32 and in a fixed order. Shapes: S agents, N observations, C channels, P planes.
+`fused_ops` calls them, says what they mean, and has a plain twin of each; the tests compare the two. Everything is
+summed in float32 and in a fixed order. Shapes: S agents, N observations, C channels, P planes.
 """
 
 from typing import Any

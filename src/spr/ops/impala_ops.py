@@ -1,10 +1,9 @@
 """Owns how wide networks convolve, pool and renormalise: by the library, and by kernels of our own beside it.
 
-Wide are Impala's encoder and transition models without batch norm. Called for one agent and written for a fleet, as the
-operations of `fused` are. Shapes: S agents, N observations, H height, W width, C channels.
+Wide are Impala's encoder and transition models without batch norm. Called for one agent and written for a fleet, as
+every `fleet_op` is. Shapes: S agents, N observations, H height, W width, C channels.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spr.ops import functional, fused_ops
+from spr.ops.fleet_op import Deferred, fleet_op
+
+_kernels = Deferred("spr.ops.impala_triton")
 
 # Multiplications of one agent in a convolution from which on it fills a GPU by itself: agents take turns with the
 # library's convolutions, in channels-last order. Below it are those of a fleet of SPR's size: one batched product for
@@ -43,7 +45,7 @@ def convolve_same(x: Tensor, weight: Tensor) -> Tensor:
     return made[0]
 
 
-@torch.library.custom_op("spr::convolve_same", mutates_args=())
+@fleet_op(like=lambda x, weight: x.new_empty(*x.shape[:-1], weight.shape[1]))
 def _convolve_same(x: Tensor, weight: Tensor) -> Tensor:
     """[S, N, H, W, C] by [S, out, k, k, C] -> [S, N, H, W, out]."""
     padding = weight.shape[-2] // 2
@@ -62,31 +64,16 @@ def _together(parts: list[Tensor]) -> Tensor:
     return torch.stack(own) if len(own) > 1 else own[0][None]  # of one it would be a copy
 
 
-@_convolve_same.register_fake
-def _(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty(*x.shape[:-1], weight.shape[1])
-
-
-@torch.library.custom_op("spr::same_back", mutates_args=())
+@fleet_op(like=lambda _g, x, _weight: x.new_empty(x.shape))
 def _same_back(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Return the gradient of what was convolved."""
     return _together([_library_gradient(*agent, 0) for agent in zip(g, x, weight, strict=True)])
 
 
-@_same_back.register_fake
-def _(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:  # noqa: ARG001
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("spr::same_kernel_back", mutates_args=())
+@fleet_op(like=lambda _g, _x, weight: weight.new_empty(weight.shape))
 def _same_kernel_back(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Return the gradient of the kernels."""
     return _together([_library_gradient(*agent, 1) for agent in zip(g, x, weight, strict=True)])
-
-
-@_same_kernel_back.register_fake
-def _(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:  # noqa: ARG001
-    return weight.new_empty(weight.shape)
 
 
 def _library_gradient(g: Tensor, x: Tensor, weight: Tensor, which: int) -> Tensor:
@@ -114,7 +101,7 @@ _convolve_same.register_autograd(_same_gradient, setup_context=_keep_same)
 
 
 def convolve_pool(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Convolve [N, H, W, C] by 3x3 kernels, add a bias, and halve each way by `ops.max_pool_same`.
+    """Convolve [N, H, W, C] by 3x3 kernels, add a bias, and halve each way by `functional.max_pool_same`.
 
     The largest value stays the largest when all get the same bias: it is added to a quarter of them. Of few channels,
     as observations have, a GPU takes one kernel; their own gradient is then not to be had.
@@ -128,7 +115,7 @@ def convolve_pool(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def max_pool_same(x: Tensor) -> Tensor:
-    """`ops.max_pool_same`, whose gradient goes to the first of equal values.
+    """`functional.max_pool_same`, whose gradient goes to the first of equal values.
 
     A GPU reads and writes it channels last, as convolutions do. The compiler would lay the result out channels first,
     and since torch 2.13 add up its gradient atomically, which gives other bits another time.
@@ -139,7 +126,10 @@ def max_pool_same(x: Tensor) -> Tensor:
     return pooled[0]
 
 
-@torch.library.custom_op("spr::max_pool", mutates_args=())
+@fleet_op(
+    like=lambda x, which: functional.pooled_like(x, x.shape[-1], which),
+    kernel=lambda x, which: _kernels.max_pool(x.contiguous(), *_outside(x), which),
+)
 def _max_pool(x: Tensor, which: bool) -> tuple[Tensor, Tensor]:
     """[S, N, H, W, C] -> [S, N, ceil(H / 2), ceil(W / 2), C]; and which of its window's nine each is, if wanted."""
     up, left = _outside(x)
@@ -159,12 +149,15 @@ def _outside(x: Tensor) -> tuple[int, int]:
     return up, left
 
 
-@_max_pool.register_fake
-def _(x: Tensor, which: bool) -> tuple[Tensor, Tensor]:
-    return functional.pooled_like(x, x.shape[-1], which)
+def _max_pool_back_by_kernel(g: Tensor, which: Tensor, height: int, width: int) -> Any:
+    outside = (functional.same_padding(side, 3, 2)[0] for side in (height, width))
+    return _kernels.max_pool_back(g.contiguous(), which.contiguous(), height, width, *outside)
 
 
-@torch.library.custom_op("spr::max_pool_back", mutates_args=())
+@fleet_op(
+    like=lambda g, _which, height, width: g.new_empty(*g.shape[:2], height, width, g.shape[-1]),
+    kernel=_max_pool_back_by_kernel,
+)
 def _max_pool_back(g: Tensor, which: Tensor, height: int, width: int) -> Tensor:
     """Return the gradient of what was pooled, [S, N, H, W, C]."""
     agents, count, rows, columns, channels = g.shape
@@ -174,11 +167,6 @@ def _max_pool_back(g: Tensor, which: Tensor, height: int, width: int) -> Tensor:
         window += torch.where(which == tap, g, 0)
     up, left = functional.same_padding(height, 3, 2)[0], functional.same_padding(width, 3, 2)[0]
     return padded[:, :, up : up + height, left : left + width].contiguous().to(g.dtype)
-
-
-@_max_pool_back.register_fake
-def _(g: Tensor, which: Tensor, height: int, width: int) -> Tensor:  # noqa: ARG001
-    return g.new_empty(*g.shape[:2], height, width, g.shape[-1])
 
 
 def _keep_pooled(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -194,41 +182,39 @@ def _pool_gradient(ctx: Any, g: Tensor, _: Any) -> tuple[Tensor, None]:
 _max_pool.register_autograd(_pool_gradient, setup_context=_keep_pooled)
 
 
-def _max_pool_kernel(x: Tensor, which: bool) -> tuple[Tensor, Tensor]:
-    from spr.ops import impala_triton  # noqa: PLC0415 - Triton is there with a GPU only
-
-    return impala_triton.max_pool(x.contiguous(), *_outside(x), which)
-
-
-def _max_pool_back_kernel(g: Tensor, which: Tensor, height: int, width: int) -> Tensor:
-    from spr.ops import impala_triton  # noqa: PLC0415
-
-    outside = (functional.same_padding(side, 3, 2)[0] for side in (height, width))
-    return impala_triton.max_pool_back(g.contiguous(), which.contiguous(), height, width, *outside)
+def _convolve_pool_by_kernel(x: Tensor, taps: Tensor, bias: Tensor, which: bool) -> Any:
+    given = (x.contiguous(), taps.contiguous(), bias.contiguous())
+    return _kernels.convolve_pool(*given, *_outside(x), which)
 
 
-@torch.library.custom_op("spr::convolve_pool", mutates_args=())
+@fleet_op(
+    like=lambda x, taps, _bias, which: functional.pooled_like(x, taps.shape[-1], which),
+    kernel=_convolve_pool_by_kernel,
+)
 def _convolve_pool(x: Tensor, taps: Tensor, bias: Tensor, which: bool) -> tuple[Tensor, Tensor]:
     """[S, N, H, W, C] by [S, 3, 3 * C, out] -> what `_max_pool` returns, with a bias [S, out] added."""
     convolved = torch.stack(
-        [functional.convolve(one, _kernels(mine), padding=1) for one, mine in zip(x, taps, strict=True)]
+        [functional.convolve(one, _unfolded(mine), padding=1) for one, mine in zip(x, taps, strict=True)]
     )
     pooled, window = _max_pool(convolved.contiguous(), which)
     return (pooled + bias[:, None, None, None]).to(x.dtype), window.clone()
 
 
-def _kernels(taps: Tensor) -> Tensor:
+def _unfolded(taps: Tensor) -> Tensor:
     """[3, 3 * C, out] -> [out, C, 3, 3]."""
     kernels: Tensor = taps.unflatten(1, (3, -1))
     return kernels.permute(3, 2, 0, 1)
 
 
-@_convolve_pool.register_fake
-def _(x: Tensor, taps: Tensor, bias: Tensor, which: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    return functional.pooled_like(x, taps.shape[-1], which)
+def _pool_gradient_like(g: Tensor, _: Tensor, x: Tensor) -> Tensor:
+    return functional.at_least_fp32(x).new_empty(len(x), 3, 3 * x.shape[-1], g.shape[-1])
 
 
-@torch.library.custom_op("spr::convolve_pool_back", mutates_args=())
+def _convolve_pool_back_by_kernel(g: Tensor, which: Tensor, x: Tensor) -> Any:
+    return _kernels.convolve_pool_back(g.contiguous(), which.contiguous(), x.contiguous(), *_outside(x))
+
+
+@fleet_op(like=_pool_gradient_like, kernel=_convolve_pool_back_by_kernel)
 def _convolve_pool_back(g: Tensor, which: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of its kernels, [S, 3, 3 * C, out] in float32 or wider."""
     whole, found = functional.at_least_fp32(_max_pool_back(g, which, *x.shape[2:4])), []
@@ -240,11 +226,6 @@ def _convolve_pool_back(g: Tensor, which: Tensor, x: Tensor) -> Tensor:
         ]
         found.append(torch.stack([row.flatten(0, 2).T @ mine.flatten(0, 2) for row in rows]))
     return torch.stack(found)
-
-
-@_convolve_pool_back.register_fake
-def _(g: Tensor, which: Tensor, x: Tensor) -> Tensor:  # noqa: ARG001
-    return functional.at_least_fp32(x).new_empty(len(x), 3, 3 * x.shape[-1], g.shape[-1])
 
 
 def _keep_convolved(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -263,24 +244,11 @@ def _convolved_gradient(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
 _convolve_pool.register_autograd(_convolved_gradient, setup_context=_keep_convolved)
 
 
-def _convolve_pool_kernel(x: Tensor, taps: Tensor, bias: Tensor, which: bool) -> tuple[Tensor, Tensor]:
-    from spr.ops import impala_triton  # noqa: PLC0415
-
-    given = (x.contiguous(), taps.contiguous(), bias.contiguous())
-    return impala_triton.convolve_pool(*given, *_outside(x), which)
-
-
-def _convolve_pool_back_kernel(g: Tensor, which: Tensor, x: Tensor) -> Tensor:
-    from spr.ops import impala_triton  # noqa: PLC0415
-
-    return impala_triton.convolve_pool_back(g.contiguous(), which.contiguous(), x.contiguous(), *_outside(x))
-
-
 # ---- latents
 
 
 def renormalise(x: Tensor) -> Tensor:
-    """`ops.renormalise`: a GPU takes one program per sample.
+    """`functional.renormalise`: a GPU takes one program per sample.
 
     The compiler's gradient of a least value is one reduction after another over few samples: 517 us of BBF's update.
     """
@@ -291,27 +259,24 @@ def renormalise(x: Tensor) -> Tensor:
     return scaled[0].view(x.shape)
 
 
-@torch.library.custom_op("spr::renormalise", mutates_args=())
+@fleet_op(
+    like=lambda x: (torch.empty_like(x), x.new_empty(*x.shape[:2], 2)),
+    kernel=lambda x: _kernels.renormalise(x.contiguous(), functional.LEAST_SPAN),
+)
 def _renormalise(x: Tensor) -> tuple[Tensor, Tensor]:
     """[S, N, L] -> the same, scaled; and the least and largest value of each sample, [S, N, 2]."""
     return torch.stack([functional.renormalise(one) for one in x]), torch.stack([x.amin(-1), x.amax(-1)], -1)
 
 
-@_renormalise.register_fake
-def _(x: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), x.new_empty(*x.shape[:2], 2)
+def _renormalise_back_by_kernel(g: Tensor, x: Tensor, ends: Tensor) -> Any:
+    return _kernels.renormalise_back(g.contiguous(), x.contiguous(), ends.contiguous(), functional.LEAST_SPAN)
 
 
-@torch.library.custom_op("spr::renormalise_back", mutates_args=())
+@fleet_op(like=lambda _g, x, _ends: torch.empty_like(x), kernel=_renormalise_back_by_kernel)
 def _renormalise_back(g: Tensor, x: Tensor, ends: Tensor) -> Tensor:  # noqa: ARG001 - the kernel's
     """Return the gradient of what was scaled, [S, N, L]."""
     pulls: list[Any] = [torch.func.vjp(functional.renormalise, one)[1] for one in x]
     return torch.stack([pull(mine)[0] for pull, mine in zip(pulls, g, strict=True)])
-
-
-@_renormalise_back.register_fake
-def _(g: Tensor, x: Tensor, ends: Tensor) -> Tensor:  # noqa: ARG001
-    return torch.empty_like(x)
 
 
 def _keep_scaled(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -324,29 +289,3 @@ def _scaled_gradient(ctx: Any, g: Tensor, _: Any) -> Tensor:
 
 
 _renormalise.register_autograd(_scaled_gradient, setup_context=_keep_scaled)
-
-
-def _renormalise_kernel(x: Tensor) -> tuple[Tensor, Tensor]:
-    from spr.ops import impala_triton  # noqa: PLC0415
-
-    return impala_triton.renormalise(x.contiguous(), functional.LEAST_SPAN)
-
-
-def _renormalise_back_kernel(g: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    from spr.ops import impala_triton  # noqa: PLC0415
-
-    return impala_triton.renormalise_back(g.contiguous(), x.contiguous(), ends.contiguous(), functional.LEAST_SPAN)
-
-
-KERNELS: dict[Any, Callable[..., Any]] = {
-    _max_pool: _max_pool_kernel,
-    _max_pool_back: _max_pool_back_kernel,
-    _convolve_pool: _convolve_pool_kernel,
-    _convolve_pool_back: _convolve_pool_back_kernel,
-    _renormalise: _renormalise_kernel,
-    _renormalise_back: _renormalise_back_kernel,
-}
-for _op, _kernel in KERNELS.items():
-    _op.register_kernel("cuda", _kernel)
-for _op in (*KERNELS, _convolve_same, _same_back, _same_kernel_back):
-    _op.register_vmap(fused_ops.for_fleets(_op))

@@ -1,7 +1,7 @@
 """Owns the kernels in Triton that wide networks need beside the library's convolutions, for a GPU only.
 
-`wide` calls them, says what they mean, and has a plain twin of each; the tests compare the two. Everything is summed
-in float32 and in a fixed order. Shapes: S agents, N observations, H height, W width, C channels.
+`impala_ops` calls them, says what they mean, and has a plain twin of each; the tests compare the two. Everything is
+summed in float32 and in a fixed order. Shapes: S agents, N observations, H height, W width, C channels.
 """
 
 import torch

@@ -1,9 +1,8 @@
 """Owns the transition model applied K times: its kernels for a GPU, with a gradient, and its plain steps elsewhere.
 
-Called for one agent and written for a fleet, as the operations of `fused` are. Shapes: S agents, B batch, K steps.
+Called for one agent and written for a fleet, as every `fleet_op` is. Shapes: S agents, B batch, K steps.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spr.ops import functional, fused_ops, impala_ops
+from spr.ops.fleet_op import Deferred, fleet_op
 
+_kernels = Deferred("spr.ops.rollout_triton")
 _MOST_PIXELS, _CHANNELS = 64, (16, 32, 64)  # of a latent that one program holds
 
 
@@ -25,7 +26,7 @@ def rollout(
     bias: Tensor,
     eps: float,
 ) -> Tensor:
-    """Apply `ops.transition` K times, each to what the last gave: [B, H, W, C], [K, B, H, W, C] -> [K, B, H, W, C].
+    """Apply `functional.transition` K times, each to the last result: [B, H, W, C], [K, B, H, W, C] -> [K, B, H, W, C].
 
     A GPU takes one program per sample, in whose registers a whole latent fits: two kernels a step instead of eight.
     """
@@ -56,19 +57,6 @@ _MADE = "Tensor latents, Tensor r, Tensor sums, Tensor scales, Tensor inputs, Te
 _SIX = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 
 
-@torch.library.custom_op("spr::rollout", mutates_args=(), schema=f"({_GIVEN}, float eps) -> {_SIX}")
-def _rollout(*given: Any) -> tuple[Tensor, ...]:
-    """`rollout` of a fleet; convolutions are [S, 9, C, C]. Returns the latents, and what their gradient needs.
-
-    That is [S, K, B, H, W, C] after the first ReLU; [S, K, B, 2, C] sums of it and of its square; [S, K, B, 2] the
-    least value of each sample, and by how much the largest is larger; what was multiplied: [S, K + 1, B, H, W, C]
-    by the first convolution, [S, K, B, H, W, C] by the second.
-    """
-    tensors, eps = given[:-1], given[-1]
-    latents = torch.stack([_plain_rollout(*agent, eps) for agent in zip(*tensors, strict=True)])
-    return latents, *(torch.zeros_like(made) for made in _made_for_gradient(*tensors[1:3]))
-
-
 def _made_for_gradient(action_bias: Tensor, first: Tensor) -> tuple[Tensor, ...]:
     agents, steps, batch, *latent = action_bias.shape
     product = first.dtype
@@ -79,6 +67,28 @@ def _made_for_gradient(action_bias: Tensor, first: Tensor) -> tuple[Tensor, ...]
         action_bias.new_empty(agents, steps + 1, batch, *latent, dtype=product),
         torch.empty_like(action_bias, dtype=product),
     )
+
+
+def _rolled_out_like(_: Tensor, action_bias: Tensor, first: Tensor, *_more: Any) -> tuple[Tensor, ...]:
+    return torch.empty_like(action_bias), *_made_for_gradient(action_bias, first)
+
+
+def _rollout_by_kernel(*given: Any) -> Any:
+    # An agent's weights are parts of its row: side by side with others of its own, not with other agents'.
+    return _kernels.rollout(*(tensor.contiguous() for tensor in given[:-1]), given[-1])
+
+
+@fleet_op(like=_rolled_out_like, kernel=_rollout_by_kernel, schema=f"({_GIVEN}, float eps) -> {_SIX}")
+def _rollout(*given: Any) -> tuple[Tensor, ...]:
+    """`rollout` of a fleet; convolutions are [S, 9, C, C]. Returns the latents, and what their gradient needs.
+
+    That is [S, K, B, H, W, C] after the first ReLU; [S, K, B, 2, C] sums of it and of its square; [S, K, B, 2] the
+    least value of each sample, and by how much the largest is larger; what was multiplied: [S, K + 1, B, H, W, C]
+    by the first convolution, [S, K, B, H, W, C] by the second.
+    """
+    tensors, eps = given[:-1], given[-1]
+    latents = torch.stack([_plain_rollout(*agent, eps) for agent in zip(*tensors, strict=True)])
+    return latents, *(torch.zeros_like(made) for made in _made_for_gradient(*tensors[1:3]))
 
 
 def _plain_rollout(z: Tensor, action_bias: Tensor, first: Tensor, *rest: Any) -> Tensor:
@@ -95,21 +105,27 @@ def _step_by_step(z: Tensor, action_bias: Tensor, *weights: Any) -> Tensor:
     return torch.stack(steps)
 
 
-@_rollout.register_fake
-def _(z: Tensor, action_bias: Tensor, first: Tensor, *_: Any) -> tuple[Tensor, ...]:  # noqa: ARG001
-    return torch.empty_like(action_bias), *_made_for_gradient(action_bias, first)
+def _parts(z: Tensor, action_bias: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    agents, steps, batch, channels = *action_bias.shape[:3], action_bias.shape[-1]
+    taps = (agents, 9, channels, channels)
+    return (
+        torch.empty_like(z),
+        torch.empty_like(action_bias),
+        *(z.new_empty(taps) for _ in range(2)),
+        z.new_empty(agents, steps, batch, 2, channels),
+        z.new_empty(agents, steps, batch, channels),
+    )
 
 
-def _rollout_kernel(*given: Any) -> tuple[Tensor, ...]:
-    from spr.ops import rollout_triton  # noqa: PLC0415 - Triton is there with a GPU only
-
-    # An agent's weights are parts of its row: side by side with others of its own, not with other agents'.
-    roll: Callable[..., tuple[Tensor, ...]] = rollout_triton.rollout
-    return roll(*(tensor.contiguous() for tensor in given[:-1]), given[-1])
+def _rollout_back_by_kernel(g: Tensor, *given: Any) -> Any:
+    needed = (g, *given[7:-1], *given[2:6])
+    return _kernels.rollout_back(*(tensor.contiguous() for tensor in needed), given[-1])
 
 
-@torch.library.custom_op(
-    "spr::rollout_back", mutates_args=(), schema=f"(Tensor g, {_GIVEN}, {_MADE}, float eps) -> {_SIX}"
+@fleet_op(
+    like=lambda _g, *given: _parts(*given),
+    kernel=_rollout_back_by_kernel,
+    schema=f"(Tensor g, {_GIVEN}, {_MADE}, float eps) -> {_SIX}",
 )
 def _rollout_back(g: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """Return the gradients of z, action_bias and convolutions from that of the latents, and parts of the others.
@@ -128,31 +144,6 @@ def _rollout_back(g: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return d_z, d_action, d_first, d_second, d_norm, d_bias
 
 
-def _parts(z: Tensor, action_bias: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    agents, steps, batch, channels = *action_bias.shape[:3], action_bias.shape[-1]
-    taps = (agents, 9, channels, channels)
-    return (
-        torch.empty_like(z),
-        torch.empty_like(action_bias),
-        *(z.new_empty(taps) for _ in range(2)),
-        z.new_empty(agents, steps, batch, 2, channels),
-        z.new_empty(agents, steps, batch, channels),
-    )
-
-
-@_rollout_back.register_fake
-def _(g: Tensor, *given: Any) -> tuple[Tensor, ...]:  # noqa: ARG001
-    return _parts(*given)
-
-
-def _rollout_back_kernel(g: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    from spr.ops import rollout_triton  # noqa: PLC0415
-
-    back: Callable[..., tuple[Tensor, ...]] = rollout_triton.rollout_back
-    needed = (g, *given[7:-1], *given[2:6])
-    return back(*(tensor.contiguous() for tensor in needed), given[-1])
-
-
 def _keep_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, ctx.eps = inputs
     ctx.save_for_backward(*tensors, *output)
@@ -166,9 +157,3 @@ def _rollout_gradient(ctx: Any, g: Tensor, *_: Any) -> tuple[Any, ...]:
 
 
 _rollout.register_autograd(_rollout_gradient, setup_context=_keep_for_gradient)
-
-
-KERNELS: dict[Any, Callable[..., Any]] = {_rollout: _rollout_kernel, _rollout_back: _rollout_back_kernel}
-for _op, _kernel in KERNELS.items():
-    _op.register_kernel("cuda", _kernel)
-    _op.register_vmap(fused_ops.for_fleets(_op))

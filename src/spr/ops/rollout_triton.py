@@ -1,7 +1,7 @@
-"""Owns the kernels of the transition model, rolled out, written in Triton as those of `kernels` are, for a GPU only.
+"""Owns the kernels of the transition model applied K times, in Triton, for a GPU only.
 
-One program for each agent and sample, whose latent fits into its registers. `rollouts` calls them, says what they mean,
-and has a plain twin; the tests compare the two. Shapes: S agents, B batch, K steps ahead, C channels.
+One program for each agent and sample, whose latent fits into its registers. `rollout_ops` calls them, says what they
+mean, and has a plain twin; the tests compare the two. Shapes: S agents, B batch, K steps ahead, C channels.
 """
 
 from typing import Any
@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spr.ops import fused_triton
+from spr.ops import functional, fused_triton
+
+_LEAST_SPAN = tl.constexpr(functional.LEAST_SPAN)
 
 
 @triton.jit
@@ -115,7 +117,7 @@ def _second(
     low, high = tl.reduce((tl.where(real, total, float("inf")), tl.where(real, total, float("-inf"))), 1, _wider)
     low, high = tl.reduce((low, high), 0, _wider)
     # Divided exactly, which is not a matter of course on a GPU: its gradient finds the largest value by z == 1.
-    total = tl.div_rn(total - low, tl.maximum(high - low, 1e-5) + tl.zeros_like(total))
+    total = tl.div_rn(total - low, tl.maximum(high - low, _LEAST_SPAN) + tl.zeros_like(total))
     tl.store(z + here, total, mask=real)
     after = (agent * (STEPS + 1) + step + 1) * BATCH + b
     tl.store(inputs + _places(after, pixel, channel, size, CHANNELS), total.to(inputs.dtype.element_ty), mask=real)
@@ -137,7 +139,7 @@ def _second_back(
     here = _places(sample, pixel, channel, size, CHANNELS)
     real = (pixel < size)[:, None]
     low, wide = tl.load(scales + sample * 2), tl.load(scales + sample * 2 + 1)
-    span = tl.maximum(wide, 1e-5)
+    span = tl.maximum(wide, _LEAST_SPAN)
     mine, value = tl.load(g + here, mask=real, other=0.0), tl.load(z + here, mask=real, other=0.5)
     if not LAST:  # what came through the next step
         mine += tl.load(chain + _places(agent * BATCH + b, pixel, channel, size, CHANNELS), mask=real, other=0.0)
@@ -145,7 +147,7 @@ def _second_back(
     lows, highs = (value == 0).to(tl.float32), (value == 1).to(tl.float32)
     moved, stretched, count_low, count_high = tl.reduce((mine, mine * value, lows, highs), 1, _add_each)
     moved, stretched, count_low, count_high = tl.reduce((moved, stretched, count_low, count_high), 0, _add_each)
-    d_span = tl.where(wide >= 1e-5, -stretched / span, 0.0)
+    d_span = tl.where(wide >= _LEAST_SPAN, -stretched / span, 0.0)
     d_low = -moved / span - d_span
     mine = mine / span + lows * (d_low / tl.maximum(count_low, 1.0)) + highs * (d_span / tl.maximum(count_high, 1.0))
     mine = tl.where(real & (value + low > 0), mine, 0.0)  # ReLU's; neither is below 0
@@ -253,7 +255,7 @@ def rollout(
     z: Tensor, action_bias: Tensor, first: Tensor, bn_weight: Tensor, bn_bias: Tensor, second: Tensor, bias: Tensor,
     eps: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Roll the transition model out; `rollouts.rollout` explains the shapes."""
+    """Roll the transition model out; `rollout_ops.rollout` explains the shapes."""
     agents, steps, batch = action_bias.shape[:3]
     channels = z.shape[-1]
     latents, r = torch.empty_like(action_bias), torch.empty_like(action_bias)
@@ -275,7 +277,7 @@ def rollout_back(
     g: Tensor, latents: Tensor, r: Tensor, sums: Tensor, scales: Tensor, inputs: Tensor, normal: Tensor, first: Tensor,
     bn_weight: Tensor, bn_bias: Tensor, second: Tensor, eps: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return the gradients of z and action_bias, and parts of the others' that are to be summed (see `rollouts`)."""
+    """Return the gradients of z and action_bias, and parts of the others' that are to be summed (see `rollout_ops`)."""
     agents, steps, batch = g.shape[:3]
     channels = g.shape[-1]
     d_z, d_first, d_norm = g.new_empty(g[:, 0].shape), torch.empty_like(g), torch.empty_like(g)
