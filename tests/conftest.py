@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -57,6 +58,11 @@ def as_options(changes):
 QUICK_RUN = as_options({"network.hidden": 8, "replay.batch_size": 4, "replay.n_step": 3, "learner.depth": 1})
 QUICK_RUN += ["--steps", "45", "--set", "schedule.learning_starts=40", "--set", "evaluation.episodes=1"]
 QUICK_RUN += ["--device", "cpu"]
+
+
+# A script's background job ignores SIGINT, and children would inherit that: they are to be as from a terminal.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def by_path(file):

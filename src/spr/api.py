@@ -29,7 +29,7 @@ from spr.experiments.agent_evaluation import evaluate_agents
 from spr.experiments.events import Consumer, Event, to_all, write_metrics
 from spr.experiments.job_runner import JobRunner
 from spr.experiments.train_request import TrainJob, TrainRequest
-from spr.runs import metrics_files, run_files, run_folder
+from spr.runs import compatibility, metrics_files, run_files, run_folder
 from spr.trained_agent import Agent
 
 Env = Maker | gymnasium.Env[Any, Any]
@@ -80,10 +80,11 @@ class TrainedRun:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The raw scores of an agent's games."""
+    """An agent's games: their raw scores, and how many steps each took."""
 
     scores: list[float]
     game: str
+    lengths: list[int] = field(default_factory=list, repr=False)
 
     @property
     def score(self) -> float:
@@ -181,13 +182,17 @@ def evaluate(
     *,
     seed: int | None = None,
     epsilon: float | None = None,
+    on_event: Consumer | None = None,
 ) -> Evaluation:
     """Play whole games with an agent, without network noise, and return their raw scores.
 
-    It plays the game that it learnt, unless another one is named or an environment is given.
+    It plays the game that it learnt, with the ROM it learnt with, unless another one is named or an environment is
+    given. `on_event` is called with every event.
     """
     agent = agent if isinstance(agent, Agent) else agents.load(agent)
     tune(agent.device, choose_precision("auto", agent.device))
+    if env is None:
+        compatibility.refuse_other_rom(agent.run)
     if isinstance(env, str) or env is None:
         game = agent.game if env is None else named_games([env])[0]
         arguments = agent.run.arguments if env is None else {}
@@ -198,10 +203,10 @@ def evaluate(
     params = {name: tensor[None] for name, tensor in agent.weights.items()}
     who = Agents([game], params, [agent.run.seed if seed is None else seed], arguments)
     try:
-        (judged,) = evaluate_agents(config, who, lambda _: None, epsilon)
+        (played,) = evaluate_agents(config, who, on_event or to_all(), epsilon)
     except EnvironmentFault as fault:
         raise UserError(str(fault)) from fault
-    return Evaluation(judged.scores, game)
+    return Evaluation(played.scores, game, played.lengths)
 
 
 class _Order(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from spr import doctor
+from spr import api, doctor, trained_agent
 from spr.cli_parser import make_parser
 from spr.common import plugins
 from spr.common.errors import Fault, UserError, plural, visible
@@ -21,11 +21,9 @@ from spr.common.hardware import DEVICES, choose_device, choose_precision, out_of
 from spr.common.version import __version__
 from spr.config.config import Config, fields
 from spr.config.presets import PRESETS, preset_config
-from spr.envs.atari100k import game_names, normalised, reference_table
+from spr.envs.atari100k import game_names, reference_table
 from spr.envs.registry import family, known_games, make, named_games, own_games
-from spr.evaluation.batched_policy import Agents
 from spr.experiments import benchmark, loggers
-from spr.experiments.agent_evaluation import evaluate_agents
 from spr.experiments.events import to_all, write_metrics
 from spr.experiments.job_runner import FAILED, INTERRUPTED, JobRunner
 from spr.experiments.progress import Bar, Display, StopRequest, Terminal
@@ -34,7 +32,7 @@ from spr.experiments.sweep import local, sweep
 from spr.experiments.sweep_overview import forecast
 from spr.experiments.sweep_plan import LARGEST_FLEET, plan
 from spr.experiments.train_request import TrainJob, TrainRequest, parse_seeds
-from spr.runs import compatibility, export, run_files, run_folder
+from spr.runs import export, run_files
 
 _MOST_GAMES = 1_000  # that a file, which may be anybody's, has an evaluation play unasked
 
@@ -118,26 +116,19 @@ def _report(args: argparse.Namespace, console: Console) -> int:
 
 def _evaluate(args: argparse.Namespace, console: Console) -> int:
     """Play whole games with the agent of a run, without network noise, and print its raw scores."""
-    run, weights = run_folder.load_run(args.folder)
-    compatibility.refuse_other_rom(run)
-    changes = {} if args.episodes is None else {"evaluation.episodes": args.episodes}
-    config = run.config.override(changes)
+    agent = trained_agent.load(args.folder, args.device)
+    run, config = agent.run, agent.config
     if args.episodes is None and config.evaluation.episodes > _MOST_GAMES:
         raise UserError(
             f"{args.folder} asks for {config.evaluation.episodes:,} games: say with --episodes how many you want"
         )
-    device = choose_device(args.device)
-    tune(device, choose_precision("auto", device))
-    seed = run.seed if args.seed is None else parse_seeds([str(args.seed)])[0]
-    params = {name: tensor[None].to(device) for name, tensor in weights.items()}
-    agents = Agents([run.game], params, [seed], run.arguments)
+    seed = None if args.seed is None else parse_seeds([str(args.seed)])[0]
     quiet = Terminal(stderr=True) if args.json else console
     if not run.sealed:
         quiet.print(f"{args.folder} is of version 0.10 or before and has no checksum: damage would go unnoticed")
     with Display(quiet) as display:
-        scores, lengths = evaluate_agents(config, agents, display)[0]
-    mean = sum(scores) / len(scores)
-    human = normalised(run.game, mean)
+        played = api.evaluate(agent, episodes=args.episodes, seed=seed, on_event=display)
+    scores, lengths, mean, human = played.scores, played.lengths, played.score, played.human_normalised
     steps = config.schedule.steps
     if args.json:
         described = {

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from spr.agent.augmentation import view_indices, views_of
 from spr.agent.auxiliary_losses import check_names
 from spr.common.errors import UserError
+from spr.common.old_formats import current_preset
 from spr.config.config import Config, fields, from_dict, parse_override
-from spr.config.presets import PRESETS, current_name, preset_config
+from spr.config.presets import PRESETS, preset_config
 
 # The paper's table of hyper-parameters, with the names used here, and what the specification says of the parts.
 PAPER = {
@@ -150,8 +151,8 @@ def test_preset_equals_the_paper(name):
 
 
 def test_presets_that_were_renamed_are_named():
-    assert current_name("spr_tau_0.999_noaug") == "spr_ema_0.999_noaug"
-    assert current_name("spr") == "spr"
+    assert current_preset("spr_tau_0.999_noaug") == "spr_ema_0.999_noaug"
+    assert current_preset("spr") == "spr"
     with pytest.raises(UserError, match=r"'spr_tau_0.5783' is called 'spr_ema_0.5783' now"):
         preset_config("spr_tau_0.5783")
 

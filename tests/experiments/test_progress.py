@@ -23,9 +23,9 @@ def test_a_pipe_gets_readable_lines(monkeypatch):
         bar.show(200, "score 2.0")
     first, second = file.getvalue().splitlines()
     assert first.startswith("training: 50/200, ")
-    assert "steps/s" in first
     assert first.endswith("score 1.0")
     assert "200/200" in second
+    assert "steps/s" in second
     assert "0:00:00 left" in second
 
 
@@ -42,18 +42,23 @@ def test_a_fast_loop_is_shown_now_and_then_and_its_end_always(monkeypatch):
 
 def test_a_pause_is_explained_and_does_not_count_in_the_rate(monkeypatch):
     monkeypatch.setattr(progress, "_PLAIN_EVERY", 0.0)
-    now = iter([0.0, 10.0, 70.0, 80.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     file = io.StringIO()
     with Bar(Console(file=file), "training", 2000, "steps") as bar:
-        bar.show(1000)
+        for seconds, step in ((1.0, 100), (10.0, 1000)):
+            now[0] = seconds
+            bar.show(step)
         bar.pause("compiling")
-        bar.show(1001)  # a minute later: no rate can be told yet
-        bar.show(1101)
+        for seconds, step in ((70.0, 1001), (80.0, 1101)):  # a minute later: no rate is known at first
+            now[0] = seconds
+            bar.show(step)
     assert file.getvalue().splitlines() == [
+        "training: 100/2,000, - left  ",
         "training: 1,000/2,000, 100.0 steps/s, 0:00:10 left  ",
         "training: compiling",
-        "training: 1,101/2,000, 10.0 steps/s, 0:01:29 left  ",
+        "training: 1,001/2,000, - left  ",
+        "training: 1,101/2,000, 10.0 steps/s, 0:01:30 left  ",
     ]
 
 

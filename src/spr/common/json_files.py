@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from spr.common import old_formats
 from spr.common.errors import UnusableError, one_line
 
 LARGEST = 2**24  # bytes of a file that is read; real ones have a few thousand
@@ -118,10 +119,7 @@ def row(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(found, dict) or type(found.get("step")) is not int:
         return None
-    # Versions up to 0.10 wrote what is no number as such.
-    plain = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in found.items()
-    }
+    plain = old_formats.finite_or_none(found)
     return plain if all(value is None or is_number(value) for value in plain.values()) else None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
+from spr.common import old_formats
 from spr.common.errors import UserError, did_you_mean
 from spr.config.schema import (
     AugmentConfig,
@@ -204,22 +205,6 @@ class Config:
         return dataclasses.replace(self, **parts)
 
 
-# Fields of 0.6 and 0.7 under the names they have now; their files are still read.
-_RENAMED = {
-    "network.noise": "network.noisy_sigma0",
-    "replay.batch": "replay.batch_size",
-    "replay.exponent": "replay.priority_exponent",
-    "learner.value": "learner.rl_loss",
-    "learner.double": "learner.double_q",
-    "learner.representation": "learner.aux_loss",
-    "learner.spr_weight": "learner.aux_weight",
-    "learner.tau": "learner.ema_decay",
-    "learner.clip": "learner.max_grad_norm",
-    "schedule.random_steps": "schedule.learning_starts",
-}
-_OLD_SIDE = 84  # of every frame then; a crop was given by its side
-
-
 def from_dict(data: Any) -> Config:
     """Rebuild a configuration from `to_dict`'s form, refusing unknown or wrongly typed entries.
 
@@ -232,13 +217,10 @@ def from_dict(data: Any) -> Config:
         if not isinstance(values, Mapping):
             raise UserError(f"configuration entry '{group:.{_LONGEST}}' must be a group of values")
         for key, value in values.items():
-            name = f"{group}.{key}"
-            if name == "augment.crop" and isinstance(value, int):
-                name, value = "augment.crop_margin", _OLD_SIDE - value  # noqa: PLW2901
-            name = _RENAMED.get(name, name)
+            name, current = old_formats.current_field(f"{group}.{key}", value)
             if name in flat:
                 raise UserError(f"the configuration has {name} twice, under its name and an earlier one")
-            flat[name] = value
+            flat[name] = current
     return Config().override(flat)
 
 
@@ -282,10 +264,8 @@ _SWITCH = {"true": True, "false": False, "on": True, "off": False, "yes": True, 
 
 def _known_field(name: str) -> Field:
     by_name = {entry.name: entry for entry in fields()}
-    if name in _RENAMED:
-        raise UserError(f"{name} is called {_RENAMED[name]} now")
-    if name == "augment.crop":
-        raise UserError("augment.crop is given by augment.crop_margin now: how much smaller than a frame it is")
+    if (renamed := old_formats.field_renamed(name)) is not None:
+        raise UserError(renamed)
     if name not in by_name:
         shown = name[:_LONGEST]  # it may come from a file, and be of any length
         hint = did_you_mean(shown, by_name) or "; 'spr presets spr' lists them all"

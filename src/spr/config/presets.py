@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from spr.common.errors import UserError, did_you_mean
+from spr.common.old_formats import current_preset
 from spr.config.config import Config, Value
 from spr.envs.atari100k import game_names
 
@@ -204,14 +205,9 @@ def register(
     _presets[name] = Preset(summary, whole, by_game or {})
 
 
-def current_name(name: str) -> str:
-    """Return the present name of a preset in a file: up to 0.7 those of the target-encoder figure were spr_tau_..."""
-    return name.replace("spr_tau_", "spr_ema_", 1) if name.startswith("spr_tau_") else name
-
-
 def _known(name: str) -> Preset:
-    if name not in PRESETS and current_name(name) in PRESETS:
-        raise UserError(f"preset '{name}' is called '{current_name(name)}' now")
+    if name not in PRESETS and current_preset(name) in PRESETS:
+        raise UserError(f"preset '{name}' is called '{current_preset(name)}' now")
     if name not in PRESETS:
         hint = did_you_mean(name, PRESETS) or "; 'spr presets' lists them"
         raise UserError(f"unknown preset '{name}'{hint}")

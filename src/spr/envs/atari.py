@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from spr.common.errors import UserError
 from spr.envs.atari100k import unlike_published
-from spr.envs.base import Frames, Image, ObservationConfig, Step, to_image
+from spr.envs.base import USUAL_OBSERVATION, Frames, Image, ObservationConfig, Step, to_image
 from spr.envs.roms import rom_checksum, rom_path
 
 HEIGHT, WIDTH = 210, 160  # of the console's own frames
@@ -18,13 +18,12 @@ ROOM = 18  # actions that the console has
 FRAME_SKIP = 4
 NOOP_MAX = 30  # a game begins with fewer
 MAX_FRAMES = 108_000  # of a game
-_GRAY = ObservationConfig()  # what the paper's agents see
 
 
 class Atari:
     """The Atari 100k protocol, by ale-py's C++ vector environment."""
 
-    def __init__(self, game: str, count: int, threads: int = 0, obs: ObservationConfig = _GRAY) -> None:
+    def __init__(self, game: str, count: int, threads: int = 0, obs: ObservationConfig = USUAL_OBSERVATION) -> None:
         """Load the ROM `count` times; a missing one is refused by name."""
         if obs.channels not in (1, 3):
             raise UserError(
@@ -111,7 +110,7 @@ class ShownAtari:
     from: the emulator takes gray from its own palette, and the brighter of two frames after that.
     """
 
-    def __init__(self, game: str, obs: ObservationConfig = _GRAY) -> None:
+    def __init__(self, game: str, obs: ObservationConfig = USUAL_OBSERVATION) -> None:
         """Load the ROM twice."""
         self._mine = Atari(game, 1, 1, obs)
         self._colour = Atari(game, 1, 1, replace(obs, height=HEIGHT, width=WIDTH, channels=3))

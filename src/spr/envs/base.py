@@ -43,6 +43,9 @@ class ObservationConfig:
         return self.stack * self.channels
 
 
+USUAL_OBSERVATION = ObservationConfig()  # what the paper's agents see
+
+
 class Step(NamedTuple):
     """What one step of N environments gives."""
 

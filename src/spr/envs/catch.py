@@ -6,9 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spr.common.errors import UserError
-from spr.envs.base import Frames, Image, ObservationConfig, Step, to_image
-
-_GRAY = ObservationConfig()
+from spr.envs.base import USUAL_OBSERVATION, Frames, Image, ObservationConfig, Step, to_image
 
 
 class Catch:
@@ -20,7 +18,7 @@ class Catch:
 
     CELLS, BALLS = 4, 10
 
-    def __init__(self, count: int, obs: ObservationConfig = _GRAY) -> None:
+    def __init__(self, count: int, obs: ObservationConfig = USUAL_OBSERVATION) -> None:
         """Set `count` boards."""
         if obs.height % self.CELLS or obs.width % self.CELLS:
             raise UserError(

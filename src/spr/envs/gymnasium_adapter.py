@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from spr.common.errors import EnvironmentFault, UserError, plural
 from spr.common.plugins import where
-from spr.envs.base import BrokenStep, Frames, Image, ObservationConfig, Step, to_image
+from spr.envs.base import USUAL_OBSERVATION, BrokenStep, Frames, Image, ObservationConfig, Step, to_image
 
 Argument = bool | int | float | str
 Maker = Callable[..., gymnasium.Env[Any, Any]]
 
-_GRAY = ObservationConfig()
 # What code of somebody else's may raise: an environment that calls `sys.exit` has failed, and ends nothing but itself.
 _ANY = (Exception, SystemExit)
 _LOG = logging.getLogger("spr")
@@ -60,7 +59,7 @@ class Gymnasium:
         self,
         game: str,
         count: int,
-        obs: ObservationConfig = _GRAY,
+        obs: ObservationConfig = USUAL_OBSERVATION,
         maker: Maker | None = None,
         arguments: Mapping[str, Argument] | None = None,
     ) -> None:
@@ -314,7 +313,7 @@ def _unlike_benchmark(game: str, env: gymnasium.Env[Any, Any]) -> str:
     )
 
 
-def to_frame(image: NDArray[Any], obs: ObservationConfig = _GRAY, picture: Picture | None = None) -> Frames:
+def to_frame(image: NDArray[Any], obs: ObservationConfig = USUAL_OBSERVATION, picture: Picture | None = None) -> Frames:
     """Turn an image of any size, gray, in colour or of other planes, into a frame [C, H, W] by averaging areas."""
     pixels = torch.tensor(image, dtype=torch.float32)
     pixels = pixels[..., None] if pixels.dim() == 2 else pixels  # [H, W, C]

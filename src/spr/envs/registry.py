@@ -14,12 +14,11 @@ from spr.common import plugins
 from spr.common.errors import UserError, did_you_mean
 from spr.envs.atari import Atari, ShownAtari
 from spr.envs.atari100k import game_names
-from spr.envs.base import Envs, Frames, ObservationConfig, Shown, Step
+from spr.envs.base import USUAL_OBSERVATION, Envs, Frames, ObservationConfig, Shown, Step
 from spr.envs.catch import Catch
 from spr.envs.gymnasium_adapter import Argument, Gymnasium, Maker
 from spr.envs.roms import rom_games
 
-_GRAY = ObservationConfig()  # what the paper's agents see
 _own: dict[str, Maker] = {}  # environments that were registered, by name
 
 
@@ -82,7 +81,7 @@ def make(
     game: str,
     count: int,
     threads: int = 0,
-    obs: ObservationConfig = _GRAY,
+    obs: ObservationConfig = USUAL_OBSERVATION,
     arguments: Mapping[str, Argument] | None = None,
 ) -> Envs:
     """Make environments of a game, whose frames are what `obs` asks for.
@@ -113,7 +112,9 @@ def make(
     raise UserError(f"unknown game '{game}'{hint}")
 
 
-def make_shown(game: str, obs: ObservationConfig = _GRAY, arguments: Mapping[str, Argument] | None = None) -> Shown:
+def make_shown(
+    game: str, obs: ObservationConfig = USUAL_OBSERVATION, arguments: Mapping[str, Argument] | None = None
+) -> Shown:
     """Make one environment of a game that is played as `make` has it, and that also shows itself to people."""
     if family(game) == "atari":
         return ShownAtari(game, obs)
@@ -125,7 +126,7 @@ def make_shown(game: str, obs: ObservationConfig = _GRAY, arguments: Mapping[str
 
 
 def make_each(
-    games: Sequence[str], obs: ObservationConfig = _GRAY, arguments: Mapping[str, Argument] | None = None
+    games: Sequence[str], obs: ObservationConfig = USUAL_OBSERVATION, arguments: Mapping[str, Argument] | None = None
 ) -> Envs:
     """Make one environment for each of these games of one family; those of one game are a vector of their own."""
     places: dict[str, list[int]] = {}

@@ -46,7 +46,7 @@ class SubprocessBackend:
         self._memory = os.memfd_create("emulators")
         self.arrays = _shared(self._memory, shape, obs)
         self._plain = shows(obs)
-        self._told = [str(self._memory), json.dumps(shape), json.dumps(asdict(obs))]
+        self._arguments = [str(self._memory), json.dumps(shape), json.dumps(asdict(obs))]
         self._idle: list[_Process] = []
         self._started: list[_Process] = []
         self._selector = selectors.DefaultSelector()
@@ -67,7 +67,7 @@ class SubprocessBackend:
         if self._idle:
             process = self._idle.pop()
         else:
-            process = _Process(self._memory, self._told)
+            process = _Process(self._memory, self._arguments)
             self._started.append(process)
             self._selector.register(process.connection, selectors.EVENT_READ, process)
         return RemoteEnvGroup(process, self._idle, {"where": where, "game": game, "rules": rules, "groups": groups})
@@ -88,12 +88,12 @@ class SubprocessBackend:
 class _Process:
     """One process, as this one sees it."""
 
-    def __init__(self, memory: int, told: list[str]) -> None:
+    def __init__(self, memory: int, arguments: list[str]) -> None:
         here, there = socket.socketpair()
         with there:
             # A session of its own: Ctrl-C is for this process, which ends the others.
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "spr.evaluation.subprocess_backend", str(there.fileno()), *told],
+                [sys.executable, "-m", "spr.evaluation.subprocess_backend", str(there.fileno()), *arguments],
                 pass_fds=(there.fileno(), memory),
                 start_new_session=True,
                 env=os.environ | _ALONE,
@@ -103,7 +103,7 @@ class _Process:
         self.connection = Connection(here.detach())
         self.has_answered = False
 
-    def on_event(self, order: bytes) -> None:
+    def send_order(self, order: bytes) -> None:
         """Give an order; its end is not known here yet."""
         try:
             self.connection.send_bytes(order)
@@ -111,7 +111,7 @@ class _Process:
             self._mourn()
 
     def answer(self) -> bytes:
-        """Wait for what comes of the last order."""
+        """Wait for the answer to the last order."""
         self.has_answered = False
         try:
             return self.connection.recv_bytes()
@@ -130,7 +130,7 @@ class _Process:
 
 
 class RemoteEnvGroup:
-    """Emulators in their process: busy from every order until `take` has brought what came of it."""
+    """Emulators in their process: busy from every order until `take` has returned its answer."""
 
     game_num_actions: int  # of its game, known once it has started
     num_actions: int
@@ -141,7 +141,7 @@ class RemoteEnvGroup:
         self._process, self._idle_processes = process, idle
         self._count = len(start["groups"])
         self.idle: list[int] = []
-        process.on_event(json.dumps(start).encode())
+        process.send_order(json.dumps(start).encode())
 
     @property
     def playing(self) -> int:
@@ -160,11 +160,11 @@ class RemoteEnvGroup:
 
     def go_on(self, groups: Mapping[int, Sequence[EpisodeSpec]]) -> None:
         """Begin to start other games."""
-        self._process.on_event(json.dumps({"next": groups}).encode())
+        self._process.send_order(json.dumps({"next": groups}).encode())
 
     def send(self) -> None:
         """Begin a step, with the actions that lie in its places."""
-        self._process.on_event(_STEP)
+        self._process.send_order(_STEP)
 
     def take(self) -> list[EpisodeResult]:
         """Wait for what was begun last, and return the games that ended by it; what went wrong is raised."""
@@ -176,8 +176,8 @@ class RemoteEnvGroup:
             raise UserError(answer["refused"])
         if "failed" in answer:
             raise EnvironmentFault(0, f"an emulator failed: {answer['failed']}")
-        if "own_actions" in answer:
-            self.game_num_actions, self.num_actions = answer["own_actions"], answer["num_actions"]
+        if "game_num_actions" in answer:
+            self.game_num_actions, self.num_actions = answer["game_num_actions"], answer["num_actions"]
             self.height = answer["height"]
         self.idle = answer["idle"]
         return [EpisodeResult(*ended) for ended in answer["ended"]]
@@ -202,14 +202,14 @@ class _Server:
     """What the other process does: every emulator plays its own games, and rests when it has none left."""
 
     def __init__(self, arrays: Arrays, obs: ObservationConfig) -> None:
-        self._arrays, self._obs = arrays, obs  # of all rows, until it is told which is its own
+        self._arrays, self._obs = arrays, obs  # of all rows, until an order says which row is its own
         self._mine = arrays
         self._game = ""
         self._emulators: list[Emulator | Atari] = []  # of that game
         self._games: list[EpisodeBatch | SharedPrefixEpisodes] = []  # of each place
 
     def answer(self, order: bytes) -> bytes:
-        """Do what was ordered; what goes wrong is told to whom it concerns."""
+        """Carry an order out; an error becomes the answer."""
         try:
             answer = self._do(order)
         except UserError as problem:
@@ -230,7 +230,10 @@ class _Server:
                 self._games[int(place)].go_on({0: _group(group)})
                 self._show(int(place))
         first = self._emulators[0]
-        facts = {"own_actions": (first.game_num_actions or [first.num_actions])[0], "num_actions": first.num_actions}
+        facts = {
+            "game_num_actions": (first.game_num_actions or [first.num_actions])[0],
+            "num_actions": first.num_actions,
+        }
         height = first.height if isinstance(first, Emulator) else None
         return {**facts, "height": height, "ended": [], "idle": self._idle}
 

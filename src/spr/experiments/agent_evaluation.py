@@ -9,8 +9,8 @@ from spr.experiments import events
 from spr.experiments.events import Consumer
 
 
-class Evaluated(NamedTuple):
-    """Every game of an agent's evaluation."""
+class AgentScores(NamedTuple):
+    """The games of one agent's evaluation."""
 
     scores: list[float]  # raw
     lengths: list[int]  # steps
@@ -18,7 +18,7 @@ class Evaluated(NamedTuple):
 
 def evaluate_agents(
     config: Config, agents: Agents, on_event: Consumer, epsilon: float | None = None
-) -> list[Evaluated]:
+) -> list[AgentScores]:
     """Play the evaluation's games, and return every agent's."""
     title = "evaluating" if epsilon is None else "a random agent"
     total = config.evaluation.episodes * len(agents.seeds)
@@ -26,4 +26,4 @@ def evaluate_agents(
     for playing in play(config, agents, epsilon):
         on_event(events.Evaluated(title, playing.finished, total))
     scores = [[score for score in each if score is not None] for each in playing.scores]
-    return [Evaluated(*both) for both in zip(scores, playing.lengths, strict=True)]
+    return [AgentScores(*both) for both in zip(scores, playing.lengths, strict=True)]

@@ -19,7 +19,7 @@ from spr.envs.atari100k import normalised
 from spr.envs.registry import family, make, make_each
 from spr.evaluation.batched_policy import Agents
 from spr.experiments import events
-from spr.experiments.agent_evaluation import Evaluated, evaluate_agents
+from spr.experiments.agent_evaluation import AgentScores, evaluate_agents
 from spr.experiments.events import Consumer
 from spr.experiments.run_saver import Saver, deleted, failure
 from spr.experiments.train_request import Member, TrainJob
@@ -291,7 +291,7 @@ class JobRunner:
         config = trained.runs[0].config
         games, seeds = [run.game for run in trained.runs], [run.seed for run in trained.runs]
 
-        def evaluated(which: Sequence[int], epsilon: float | None = None) -> list[Evaluated]:
+        def evaluated(which: Sequence[int], epsilon: float | None = None) -> list[AgentScores]:
             params = {name: p[list(which)] for name, p in trained.params.items()}
             mine = Agents([games[i] for i in which], params, [seeds[i] for i in which], self._request.arguments)
             return evaluate_agents(config, mine, show_or_stop, epsilon)

@@ -1,9 +1,8 @@
-"""Owns what a person sees while long work runs: a live bar in a terminal, plain lines in a pipe; and a clean Ctrl-C."""
+"""Owns what the user sees while long work runs: a live bar in a terminal, plain lines in a pipe; and a clean Ctrl-C."""
 
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, Self
 
@@ -71,15 +70,13 @@ def _unobeyed(text: str) -> str:
 
 
 class Bar:
-    """Progress of one piece of work, with its rate, the time left and a free text of recent figures."""
+    """Progress of one piece of work, with its recent rate, the time left and a free text of recent figures."""
 
     def __init__(self, console: Console, title: str, total: int, unit: str) -> None:
         """Start at nothing done."""
         self._console, self._title, self._total, self._unit = console, title, total, unit
+        self._last_look = -_REFRESH
         self._last_line = time.monotonic()
-        # (time, done) of the last moments: random steps run a hundred times faster than learning ones, so a rate over
-        # all of a run would promise an end that never comes.
-        self._marks: deque[tuple[float, int]] = deque([(self._last_line, 0)])
         self._live = Progress(
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
@@ -90,8 +87,11 @@ class Bar:
             TextColumn("{task.fields[figures]}", markup=False),
             console=console,
             disable=not console.is_terminal,
+            get_time=time.monotonic,
+            # Random steps run a hundred times faster than learning ones: the rate is of the last seconds only.
+            speed_estimate_period=_WINDOW,
         )
-        self._task = self._live.add_task(title, total=total, rate="", left="", figures="")
+        self._task = self._live.add_task(title, total=total, rate="", left="-", figures="")
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -103,30 +103,21 @@ class Bar:
     def show(self, done: int, figures: str = "") -> None:
         """Say how much is done."""
         now = time.monotonic()
-        if not self._marks:
-            self._marks.append((now, done))
-            self._last_line = now
-        if done < self._total and now - self._marks[-1][0] < _REFRESH:
+        if done < self._total and now - self._last_look < _REFRESH:
             return
-        self._marks.append((now, done))
-        while len(self._marks) > 2 and now - self._marks[0][0] > _WINDOW:
-            self._marks.popleft()
-        since, before = self._marks[0]
-        rate = (done - before) / max(now - since, 1e-9)
-        left = clock((self._total - done) / rate) if rate > 0 else "-"
-        speed = f"{rate:,.1f} {self._unit}/s"
-        self._live.update(self._task, completed=done, rate=speed, left=left, figures=figures)
+        self._last_look = now
+        self._live.update(self._task, completed=done, figures=figures)
+        (task,) = self._live.tasks
+        rate = f"{task.speed:,.1f} {self._unit}/s" if task.speed else ""
+        left = "-" if task.time_remaining is None else clock(task.time_remaining)
+        self._live.update(self._task, rate=rate, left=left)
         if not self._console.is_terminal and (now - self._last_line > _PLAIN_EVERY or done == self._total):
             self._last_line = now
-            self._console.print(
-                f"{self._title}: {done:,}/{self._total:,}, {speed}, {left} left  {figures}",
-                soft_wrap=True,
-                highlight=False,
-            )
+            parts = [f"{done:,}/{self._total:,}", *([rate] if rate else []), f"{left} left  {figures}"]
+            self._console.print(f"{self._title}: {', '.join(parts)}", soft_wrap=True, highlight=False)
 
     def pause(self, why: str) -> None:
-        """Show why progress has stopped until the next `show`; the pause does not count towards the rate."""
-        self._marks.clear()
+        """Show why progress has stopped until the next `show`; a pause longer than the rate's window does not count."""
         self._live.update(self._task, rate="", left="-", figures=why)
         if not self._console.is_terminal:
             self._console.print(f"{self._title}: {why}", soft_wrap=True, highlight=False)

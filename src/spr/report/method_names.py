@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from spr.common.old_formats import current_preset
 from spr.config.config import Config, fields
-from spr.config.presets import PRESETS, PROTOCOL_FIELDS, current_name, preset_config
+from spr.config.presets import PRESETS, PROTOCOL_FIELDS, preset_config
 
 _MOST_CHANGES = 2  # that a name spells out
 # A folder's name that fits beside a curve, and that no name made here can equal.
@@ -79,7 +80,7 @@ def _given(kind: Kind, folders: Collection[str]) -> str:
     if len(set(folders)) != 1 or not kind.changed:
         return ""
     (name,) = set(folders)
-    return name if _FOLDER.fullmatch(name) and current_name(name) not in PRESETS else ""
+    return name if _FOLDER.fullmatch(name) and current_preset(name) not in PRESETS else ""
 
 
 def _text(value: object) -> str:

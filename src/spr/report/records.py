@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, TypeGuard
 
 from spr.common import json_files
 from spr.common.errors import UnusableError, UserError, plural, visible
+from spr.common.old_formats import current_preset
 from spr.config.config import Config, from_dict
-from spr.config.presets import PROTOCOL_FIELDS, current_name, is_atari_100k
+from spr.config.presets import PROTOCOL_FIELDS, is_atari_100k
 from spr.envs.atari100k import normalised, published_rom, unlike_published
 from spr.report.method_names import Change, Kind, changes_of, kind_of, short_names
 from spr.runs import run_files, run_folder
@@ -123,7 +124,7 @@ def _record(file: Path) -> Record:
         config = from_dict(data.get("config"))
     except UserError as error:
         raise UnusableError(f"its configuration can't be read: {error}") from error
-    preset = current_name(data["preset"])
+    preset = current_preset(data["preset"])
     published = _with_published_rom(data["game"], data["protocol"].get("rom"))
     curve, lost = _curve(file.with_name("metrics.jsonl"), data)
     return Record(

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from spr.common import json_files
 from spr.common.errors import UnusableError, UserError
+from spr.common.old_formats import current_preset
 from spr.config.config import Config, from_dict
-from spr.config.presets import current_name
 from spr.envs.atari100k import ale_rom
 from spr.envs.gymnasium_adapter import Argument
 from spr.envs.roms import rom_of
@@ -68,7 +68,7 @@ def _as_made(data: Mapping[str, Any]) -> dict[str, Any]:
         json_files.check_name(data, key)
     config = from_dict(data.get("config"))
     usual = {"log_every": row_interval(config, None)}  # of versions that do not name it
-    made = usual | dict(data) | {"config": config, "preset": current_name(data["preset"])}
+    made = usual | dict(data) | {"config": config, "preset": current_preset(data["preset"])}
     rom = ale_rom(data["game"])
     for key in ("environment", "protocol"):
         if key in made:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from spr.common import atomic_files, file_locks
+from spr.common import atomic_files, file_locks, old_formats
 from spr.common.errors import StorageFault, UserError
 
 TENSORBOARD, WANDB_ID = "tensorboard", "wandb.json"
@@ -29,10 +29,9 @@ FILES = {
     WANDB_ID: "with --log wandb: what the run is called there",
     "diverged.json": "why training stopped, where a loss or gradient was not finite",
     DIVERGED_UPDATE: "the state before that update, with its random numbers",
-    "fault.json": "the same as diverged.json, of versions up to 0.7",
-    "fault.spr": "the same as diverged.safetensors, of versions up to 0.7",
+    **{old: f"the same as {now}, of versions up to 0.7" for now, old in old_formats.DIVERGED.items()},
 }
-_DIVERGED = ("diverged.json", "fault.json")
+_DIVERGED = ("diverged.json", old_formats.DIVERGED["diverged.json"])
 CHECKPOINT = "checkpoint-"  # how the names of checkpoints begin
 LOGS = "logs"  # beside all runs: where a sweep's commands write what they print
 WANDB = "wandb"  # beside all runs: the folder of what is logged there

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from spr.common import atomic_files, json_files
 from spr.common.errors import UnusableError, UserError
+from spr.common.old_formats import current_preset
 from spr.common.version import __version__
 from spr.config.config import Config, from_dict
-from spr.config.presets import current_name, is_atari_100k
+from spr.config.presets import is_atari_100k
 from spr.envs.atari100k import normalised
 from spr.runs import metrics_files, weights_file
 from spr.runs.run_files import DIVERGED_UPDATE, _ours, unusable
@@ -249,7 +250,7 @@ def _described(path: Path, data: dict[str, Any]) -> Run:
         raise UnusableError("its step is not a whole number")
     return Run(
         path,
-        current_name(data["preset"]),
+        current_preset(data["preset"]),
         data["game"],
         data["seed"],
         from_dict(data.get("config")),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,13 +19,13 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from spr.common import atomic_files, json_files
+from spr.common import atomic_files, json_files, old_formats
 from spr.common.errors import StorageFault, UnusableError, one_line
 
 FORMAT = 2
 KEPT = 2
 _LARGEST_HEADER = 2**20  # bytes
-_SUFFIXES = (".safetensors", ".spr")  # the second up to 0.7
+_SUFFIXES = (".safetensors", old_formats.CHECKPOINT_SUFFIX)
 _DTYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8}
 
 
@@ -54,7 +54,7 @@ Specs = Callable[[Mapping[str, Any]], Mapping[str, Spec]]
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """Return where the checkpoint of a step lies; one of 0.6 or 0.7 may lie under its old name."""
+    """Return where the checkpoint of a step lies; an old one may have its old name."""
     path, old = (folder / f"checkpoint-{step:010}{suffix}" for suffix in _SUFFIXES)
     return old if old.is_file() and not path.is_file() else path
 
@@ -112,10 +112,10 @@ def _checksum(header: dict[str, Any], data: bytes | memoryview) -> str:
 def read(folder: Path, step: int, specs: Specs) -> Checkpoint:
     """Read and verify the checkpoint of a step: `UnusableError` says what is wrong with it."""
     path = path_of(folder, step)
-    old = path.suffix == ".spr"
+    old = path.suffix == old_formats.CHECKPOINT_SUFFIX
     try:
         with path.open("rb") as file:
-            given = _old_checksum(file) if old else ""
+            given = old_formats.checkpoint_checksum(file) if old else ""
             size = file.read(8)
             if int.from_bytes(size, "little") > _LARGEST_HEADER:
                 raise UnusableError("its header is damaged")
@@ -135,7 +135,9 @@ def read(folder: Path, step: int, specs: Specs) -> Checkpoint:
         raise UnusableError(one_line(error)) from error
     if about.get("step") != step:
         raise UnusableError(f"it says that it is of step {about.get('step')}")
-    return Checkpoint(step, {_new_name(name) if old else name: tensor for name, tensor in tensors.items()}, about)
+    return Checkpoint(
+        step, {old_formats.current_tensor(name) if old else name: tensor for name, tensor in tensors.items()}, about
+    )
 
 
 def read_row(folder: Path, step: int, name: str, size: int) -> Tensor:
@@ -144,7 +146,7 @@ def read_row(folder: Path, step: int, name: str, size: int) -> Tensor:
     What else a file holds depends on the device that it was written on; a row of weights does not.
     """
     path = path_of(folder, step)
-    if path.suffix == ".spr":
+    if path.suffix == old_formats.CHECKPOINT_SUFFIX:
         raise UnusableError("it is of version 0.7 or before, and can't be read in part")
     try:
         with path.open("rb") as file:
@@ -178,7 +180,7 @@ def _header(text: bytes, old: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UnusableError("its header is damaged")
     if version > FORMAT:
         raise UnusableError(f"it has format {version}, which a newer version of spr wrote; this one reads {FORMAT}")
-    return header, {_new_name(name): value for name, value in about.items()} if old else about
+    return header, {old_formats.current_tensor(name): value for name, value in about.items()} if old else about
 
 
 def _wanted(specs: Specs, about: Mapping[str, Any], old: bool) -> dict[str, Spec]:
@@ -186,8 +188,7 @@ def _wanted(specs: Specs, about: Mapping[str, Any], old: bool) -> dict[str, Spec
         wanted = specs(about)
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise UnusableError("what it says about itself is damaged") from error
-    old_names = {new: name for name, new in _RENAMED.items()} if old else {}
-    return {old_names.get(name, name): spec for name, spec in wanted.items()}
+    return {old_formats.old_tensor(name) if old else name: spec for name, spec in wanted.items()}
 
 
 def _compare(header: Mapping[str, Any], wanted: Mapping[str, Spec]) -> None:
@@ -203,25 +204,6 @@ def _compare(header: Mapping[str, Any], wanted: Mapping[str, Spec]) -> None:
     if found != dict(wanted):
         wrong = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
         raise UnusableError(f"its '{wrong[0]}' is not what this run's configuration asks for")
-
-
-# Up to 0.7 a checkpoint was safetensors behind two lines of its own, with other names.
-_OLD_MAGIC = b"SPR checkpoint\n"
-_RENAMED = {"averaged": "ema", "copied": "target", "watched": "metrics", "watched_updates": "metrics_updates"}
-
-
-def _new_name(name: str) -> str:
-    return _RENAMED.get(name, name)
-
-
-def _old_checksum(file: IO[bytes]) -> str:
-    """Skip the lines before the safetensors of an old checkpoint, and return the checksum they give."""
-    if file.read(len(_OLD_MAGIC)) != _OLD_MAGIC:
-        raise UnusableError("it is not a checkpoint")
-    try:
-        return str(json_files.parse(file.readline(4096))["sha256"])
-    except (UnusableError, KeyError, TypeError) as error:
-        raise UnusableError("its first lines are damaged") from error
 
 
 class CheckpointWriter:

@@ -16,12 +16,12 @@ from spr.agent.replay import Replay, memory_needed
 from spr.common.errors import UserError
 from spr.common.hardware import free_memory
 from spr.config.config import Config
+from spr.envs.atari import ROOM
 from spr.envs.base import Envs
 from spr.training.learner import Learner, LearnerState
 
 # Beside the replay, from `spr bench` on pong: of PyTorch on a GPU, and of the whole process on a CPU.
 _BESIDE = {"cuda": (360 * 2**20, 290 * 2**20), "cpu": (370 * 2**20, 210 * 2**20)}  # once, and per agent
-_ROOM = 18  # actions, of Atari
 _BYTES = {"cuda": 2, "cpu": 4}  # of a number between two products
 
 
@@ -79,7 +79,7 @@ def _counted(config: Config, device: str) -> int:
     Weights, gradients, two moments, and as much again while they are changed; target networks. What an encoder computes
     is kept for gradients, beside their own; where none are wanted, two layers at a time are there.
     """
-    networks = networks_without_weights(config, _ROOM, torch.device("cpu"))
+    networks = networks_without_weights(config, ROOM, torch.device("cpu"))
     parameters = sum(p.numel() for p in networks.parameters())
     learner = config.learner
     targets = (learner.ema_decay > 0) + (learner.target_period > 1) + (learner.average > 0)
