@@ -1,4 +1,4 @@
-"""Environments of your own, as functions that make them: MiniGrid, wrapped so that it shows pictures, and MinAtar.
+"""Custom environments, as functions that make them: MiniGrid, wrapped so that it returns images, and MinAtar.
 
 spr train own_env:grid --env-arg size=6 --set observation.channels=3
 spr train own_env:planes --env-arg game=breakout --set observation.channels=4 --set observation.stack=1

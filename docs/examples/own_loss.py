@@ -1,4 +1,4 @@
-"""An auxiliary loss of your own, as a plug-in: the angle to the target instead of its cosine.
+"""A custom auxiliary loss, as a plug-in: the angle to the target instead of its cosine.
 
 spr train pong --plugin own_loss --set learner.aux_loss=angle --name angle
 """

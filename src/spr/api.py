@@ -1,4 +1,4 @@
-"""Owns training and judging from Python: what the command line does, as functions that return what was made."""
+"""Owns training and evaluating from Python: what the command line does, as functions that return the results."""
 
 import operator
 import queue
@@ -37,7 +37,7 @@ Env = Maker | gymnasium.Env[Any, Any]
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run: where it lies, and what came of it."""
+    """A finished run: its folder and its result."""
 
     folder: Path
     result: dict[str, Any] = field(repr=False)  # everything that result.json holds
@@ -64,8 +64,8 @@ class TrainedRun:
 
     def curve(self) -> dict[str, list[Any]]:
         """Return the rows that were logged while training, by column: step, score, the losses and so on."""
-        said = self.result.get("checksums", {}).get("metrics.jsonl")
-        if said is not None and said != json_files.checksum_of(self.folder / "metrics.jsonl"):
+        expected = self.result.get("checksums", {}).get("metrics.jsonl")
+        if expected is not None and expected != json_files.checksum_of(self.folder / "metrics.jsonl"):
             warnings.warn(f"{self.folder / 'metrics.jsonl'} has lost lines since its run was finished", stacklevel=2)
         return _columns(metrics_files.logged(self.folder)[0])
 
@@ -117,9 +117,9 @@ def train(
     on_event: Consumer | None = None,
     **more: Any,
 ) -> list[TrainedRun]:
-    """Train one agent per game and seed, judge them, and return their runs, game by game.
+    """Train and evaluate one agent per game and seed, and return their runs, game by game.
 
-    Games are named as on the command line; 'all' are the 26 of Atari 100k. An environment of your own is given by
+    Games are named as on the command line; 'all' are the 26 of Atari 100k. A custom environment is given by
     `env`, the environment itself or a function that makes one, and its runs are stored under the name `games`.
     `changes` are fields of the configuration, such as {"learner.depth": 3}. Everything is stored under `out`.
 
@@ -148,25 +148,25 @@ def train(
 def train_events(games: str | Sequence[str], **more: Any) -> Iterator[Event]:
     """Train like `train`, and yield what happens: steps, rows of metrics, games of the evaluation, results.
 
-    The training goes on beside whoever looks on, and waits for nobody. Closing the iterator stops it after the step
-    that it is at, and saves: `resume=True` goes on.
+    Training runs in a thread of its own and does not wait for the events to be read. Closing the iterator stops it
+    after the present step, and saves: `resume=True` resumes.
     """
     order = _order(games, **more)
-    told: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
+    happened: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
     stop = threading.Event()
 
     def work() -> None:
         try:
             with order.env:
-                order.carry_out(told.put, stop.is_set)
-            told.put(None)
-        except BaseException as error:  # noqa: BLE001 - handed to whoever looks on
-            told.put(error)
+                order.carry_out(happened.put, stop.is_set)
+            happened.put(None)
+        except BaseException as error:  # noqa: BLE001 - raised again in the reader's thread
+            happened.put(error)
 
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
     try:
-        while (event := told.get()) is not None:
+        while (event := happened.get()) is not None:
             if isinstance(event, BaseException):
                 raise event
             yield event
@@ -246,7 +246,7 @@ def _order(
     if not isinstance(changes, Mapping | None) or not all(isinstance(field, str) for field in changes or ()):
         raise UserError(f'changes are fields by name, such as {{"learner.depth": 3}}, not {shown(changes)}')
     if (env := more.pop("env", None)) is not None and len(names) != 1:
-        raise UserError("an environment of your own has one name")
+        raise UserError("a custom environment has one name")
     steps = {"schedule.steps": more.pop("steps")} if "steps" in more else {}
     more["env_args"] = tuple(more.get("env_args", {}).items())
     more["log"] = (more["log"],) if isinstance(more.get("log"), str) else tuple(more.get("log", ()))
@@ -296,7 +296,7 @@ def _maker(env: Env) -> Maker:
     try:
         return partial(deepcopy, deepcopy(env))
     except Exception as error:  # whatever its parts raise
-        said = f"{type(error).__name__}: {one_line(error)}"
+        reason = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(
-            f"this environment can be neither made again nor copied ({said}): give a function, env=lambda: MyEnv()"
+            f"this environment can be neither made again nor copied ({reason}): give a function, env=lambda: MyEnv()"
         ) from error

@@ -34,7 +34,7 @@ from spr.experiments.sweep_plan import LARGEST_FLEET, plan
 from spr.experiments.train_request import TrainJob, TrainRequest, parse_seeds
 from spr.runs import export, run_files
 
-_MOST_GAMES = 1_000  # that a file, which may be anybody's, has an evaluation play unasked
+_MOST_GAMES = 1_000  # a file of unknown origin may not ask for more without --episodes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,14 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(line: str, code: int) -> int:
-    """Say in one line what went wrong, if there is anybody to hear it, and return the exit code."""
+    """Print what went wrong in one line, if the terminal is still there, and return the exit code."""
     with suppress(OSError):  # a terminal that is gone
         print(f"spr: {visible(line)}", file=sys.stderr, flush=True)
     return code
 
 
 def _hint(args: argparse.Namespace) -> str:
-    return "; --resume goes on from the last checkpoint" if args.command == "train" else ""
+    return "; --resume continues from the last checkpoint" if args.command == "train" else ""
 
 
 def _train(args: argparse.Namespace, console: Console) -> int:
@@ -81,7 +81,7 @@ def _train(args: argparse.Namespace, console: Console) -> int:
 
 
 def _sweep(args: argparse.Namespace, console: Console) -> int:
-    """Train every method on every game with every seed, in fleets; finished runs are skipped, others go on."""
+    """Train every method on every game with every seed, in fleets; finished runs are skipped, others resume."""
     for name in ("runs", "agents", "together"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UserError(f"--{name} takes a number of at least 1")
@@ -261,7 +261,7 @@ def _bench(args: argparse.Namespace, console: Console) -> int:
     games = named_games(args.games)
     if len({family(game) for game in games}) > 1:
         for game in games:
-            make(game, 1, obs=config.observation).close()  # an unknown one is refused in the words of its owner
+            make(game, 1, obs=config.observation).close()  # refuses an unknown one
         raise UserError("these games can't share a fleet: only Atari games can")
     asked = (args.profile, args.evaluation)
     rows = [benchmark.measure(config, games, agents, device, precision, *asked) for agents in args.agents]

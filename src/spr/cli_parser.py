@@ -71,9 +71,7 @@ def make_parser(functions: Mapping[str, Function]) -> argparse.ArgumentParser:
         "--games", nargs="+", default=["pong"], metavar="GAME", help="what the agents play in turn (default: pong)"
     )
     bench_.add_argument("--profile", action="store_true", help="show what a GPU does in an update, by kind of kernel")
-    bench_.add_argument(
-        "--evaluation", action="store_true", help="also time how fast games are played when agents are judged"
-    )
+    bench_.add_argument("--evaluation", action="store_true", help="also time how fast evaluation plays games")
     bench_.add_argument("--preset", default="spr", help="the method to time (default: spr)")
     bench_.add_argument("--device", default="auto", help=_DEVICE_HELP)
     bench_.add_argument("--precision", default="auto", help=_PRECISION_HELP)
@@ -107,7 +105,7 @@ class _Commands:
             action="append",
             default=[],
             metavar="MODULE",
-            help="a module of your own to import first: it may register losses, encoders, presets and games",
+            help="a custom module to import first: it may register losses, encoders, presets and games",
         )
         return parser
 
@@ -131,7 +129,7 @@ def _add_train(commands: _Commands) -> None:
     )
     _add_run_options(train)
     train.add_argument("--overwrite", action="store_true", help="replace runs that are already in the way")
-    train.add_argument("--resume", action="store_true", help="go on where runs were cut off; finished ones are skipped")
+    train.add_argument("--resume", action="store_true", help="resume unfinished runs; finished ones are skipped")
 
 
 def _add_run_options(command: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Owns what a person is told of this machine: what works here, what is missing, and what would bring it."""
+"""Owns the report on this machine: what works here, what is missing, and what would bring it."""
 
 import platform
 import shutil

@@ -30,7 +30,7 @@ _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Agent:
-    """A trained agent; without network noise, as it is judged."""
+    """A trained agent; without network noise, as in evaluation."""
 
     def __init__(self, run: Run, weights: dict[str, Tensor], device: torch.device) -> None:
         """Take what a run is, and its weights."""

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spr.agent.auxiliary_losses import unit
-from spr.agent.objective import cross_entropy, huber, importance_weighted, kl_divergence, project_distribution, spread
+from spr.agent.distributions import cross_entropy, kl_divergence, project_distribution
+from spr.agent.objective import huber, importance_weighted, spread
 from spr.ops.functional import take_action
 
 

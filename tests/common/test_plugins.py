@@ -163,7 +163,7 @@ def test_an_environment_that_fails_ends_its_run_and_saves_all(mine, tmp_path, ca
     assert f"seed 3: '{game}' raised ValueError: the lamp is broken" in said
     line = 1 + SOURCE[: SOURCE.index("raise ValueError")].count("\n")
     assert f"{mine}_module.py, line {line}" in said
-    assert said.count("saved after step 66: --resume goes on from there") == 2
+    assert said.count("saved after step 66: --resume continues from there") == 2
     for seed in (3, 4):
         folder = tmp_path / "runs" / "spr" / f"{mine}_module_Lights" / f"seed-{seed}"
         assert checkpoint.steps_of(folder) == [66]
@@ -191,7 +191,7 @@ def test_an_encoder_that_nobody_has_registered_is_refused_before_anything_is_wri
     monkeypatch.chdir(tmp_path)
     for command in (["train", "catch", *OPTIONS], ["sweep", "--games", "catch", "--device", "cpu", "--dry-run"]):
         for name, hint in (
-            ("big", "a plug-in of your own that registers it is named by --plugin"),
+            ("big", "if a plug-in registers it: --plugin MODULE"),
             ("impalla", "did you mean"),
         ):
             assert main([*command, "--set", f"network.encoder={name}"]) == 2

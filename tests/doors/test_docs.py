@@ -1,6 +1,7 @@
 """The documents are true: their commands are commands, their links lead somewhere, the house is as the plan says."""
 
 import io
+import pkgutil
 import re
 import shlex
 
@@ -72,6 +73,14 @@ def test_links_lead_somewhere(page):
         assert (page.parent / link).exists(), link
     for name in re.findall(r"`((?:tests|docs|src|results)/[\w./-]+\.\w+)", page.read_text(encoding="utf-8")):
         assert (ROOT / name).exists() or page.parent.name == "lab", name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_modules_and_functions_that_pages_name_exist(page):
+    diary = page.parent.name == "lab" or page.name == "CHANGELOG.md"  # may speak of what is gone
+    names = re.findall(r"`(spr(?:\.\w+)+)", page.read_text(encoding="utf-8"))
+    for name in [] if diary else names:
+        assert pkgutil.resolve_name(name) is not None
 
 
 def blocks(page):

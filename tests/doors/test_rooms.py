@@ -89,5 +89,15 @@ def test_doors_are_few_and_modules_are_small():
     assert not {name: count for name, count in lines.items() if count > MOST_LINES}
 
 
+def test_a_classs_name_means_one_thing():
+    named = [
+        node.name
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert {name for name in named if named.count(name) > 1} == set()
+
+
 def test_tests_mirror_the_rooms():
     assert {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")} == {*ALLOWED, "doors"}

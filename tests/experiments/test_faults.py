@@ -155,7 +155,7 @@ def test_the_agent_of_a_faulty_environment_is_saved_and_the_others_are_as_if_not
     out, err = capsys.readouterr()
     line = next(line for line in out.splitlines() if line.startswith("Moody-v0, seed 1: "))
     assert SAID[wrong] in line
-    assert line.endswith(f"saved after step {WHEN}: --resume goes on from there")
+    assert line.endswith(f"saved after step {WHEN}: --resume continues from there")
     assert err == ""
     assert "Traceback" not in out
     assert out.rstrip().splitlines()[-1] == f"no result: {line}"
@@ -268,7 +268,7 @@ def test_a_disk_that_fills_while_lines_are_added_ends_the_run_with_a_line(name, 
     run = folder(tmp_path / "out", 0, "catch")
     assert said.err == (
         f"spr: can't write to {run / name}: No space left on device; "
-        f"saved after step {saved}: --resume goes on from there\n"
+        f"saved after step {saved}: --resume continues from there\n"
     )
     assert train(tmp_path / "out", "--resume", game="catch") == 0
     for file in ("agent.safetensors", "metrics.jsonl", "episodes.jsonl"):
@@ -528,7 +528,7 @@ def test_a_disk_that_is_really_full_ends_the_run_with_a_line_and_it_goes_on_when
         assert process.returncode == 1, out
         (step, *_) = checkpoint.steps_of(run)
         assert "No space left on device" in said
-        assert said.endswith(f"saved after step {step}: --resume goes on from there\n")
+        assert said.endswith(f"saved after step {step}: --resume continues from there\n")
         assert said.count("\n") == 1
         for name in ("metrics.jsonl", "times.jsonl", "episodes.jsonl"):
             assert all("step" in row for row in lines(run / name)) if (run / name).exists() else True
@@ -613,7 +613,7 @@ def test_what_the_machine_can_not_do_is_said_in_a_line(error, tmp_path, monkeypa
     assert train(tmp_path, game="catch") == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert said.endswith("; --resume goes on from the last checkpoint\n")
+    assert said.endswith("; --resume continues from the last checkpoint\n")
     monkeypatch.setattr("spr.cli.JobRunner.run", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # what is ours is not hidden
         train(tmp_path, game="catch")

@@ -446,7 +446,7 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_bytes(engine, how, whole, t
     said, _ = command.communicate(timeout=60)
     if how == signal.SIGINT:
         assert command.returncode == 130, said
-        assert "the same command goes on" in said
+        assert "the same command continues" in said
         assert not trainings(tmp_path)
     wait_for(lambda: not trainings(tmp_path))  # those whose sweep was killed notice, save and stop
     assert len(results(tmp_path)) < 2

@@ -344,7 +344,7 @@ def test_a_run_on_a_disk_that_fills_up_ends_with_a_line_and_goes_on_when_there_i
     assert process.exitcode == 1
     line = (tmp_path / "said").read_text().splitlines()[-1]
     good = checkpoint.steps_of(folder)
-    assert f"File too large; saved after step {good[0]}: --resume goes on from there" in line
+    assert f"File too large; saved after step {good[0]}: --resume continues from there" in line
     assert not list(folder.glob("*.part"))
     process = start([*asked, "--resume"], tmp_path / "said")
     process.join(120)

@@ -9,8 +9,8 @@ from torch.utils._pytree import tree_map
 
 from spr.agent.action_padding import crop_actions, pad_actions
 from spr.agent.augmentation import Views
+from spr.agent.distributions import cross_entropy, project_distribution
 from spr.agent.networks import Networks
-from spr.agent.objective import cross_entropy, project_distribution
 from spr.agent.random_streams import RngStreams
 from spr.config.config import Config
 from spr.config.presets import preset_config

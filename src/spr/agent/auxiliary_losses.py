@@ -85,7 +85,7 @@ _TAKEN = ("rl", "uniformity", "loss")  # by other losses, beside which it is log
 
 
 def register(name: str) -> Callable[[Loss], Loss]:
-    """Make a function of your own available as `learner.aux_loss=NAME`; a name is given once."""
+    """Register a custom function as `learner.aux_loss=NAME`; a name is given once."""
 
     def remember(function: Loss) -> Loss:
         if name in (*_KNOWN, *_TAKEN):
@@ -112,6 +112,6 @@ def aux_loss(name: str) -> Loss:
     """Return an auxiliary loss by its name; only what trains needs it."""
     if name not in _KNOWN:
         close = did_you_mean(name, _KNOWN)
-        hint = close or "; a plug-in of your own that registers it is named by --plugin"
+        hint = close or "; if a plug-in registers it: --plugin MODULE"
         raise UserError(f"learner.aux_loss must be one of {', '.join(_KNOWN)}, not '{name}'{hint}")
     return _KNOWN[name]

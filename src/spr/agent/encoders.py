@@ -168,7 +168,7 @@ _ENCODERS: dict[str, Callable[..., Encoder]] = {
 
 
 def register(name: str) -> Callable[[Callable[..., Encoder]], Callable[..., Encoder]]:
-    """Make an encoder of your own available as `network.encoder=NAME`: a class or function of an image's shape.
+    """Register a custom encoder as `network.encoder=NAME`: a class or function of an image's shape.
 
     If it has parameters named `width` or `padding`, the fields of these names are for it too.
     """
@@ -190,7 +190,7 @@ def encoder_names() -> list[str]:
 def make_encoder(name: str, inputs: Shape, width: int = 1, padding: str = "valid") -> Encoder:
     """Make an encoder for observations of a shape; a width or padding that it does not have is refused."""
     if name not in _ENCODERS:
-        hint = did_you_mean(name, _ENCODERS) or "; a plug-in of your own that registers it is named by --plugin"
+        hint = did_you_mean(name, _ENCODERS) or "; if a plug-in registers it: --plugin MODULE"
         raise UserError(f"network.encoder must be one of {', '.join(_ENCODERS)}, not '{name}'{hint}")
     factory = _ENCODERS[name]
     known = inspect.signature(factory).parameters

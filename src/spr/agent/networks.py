@@ -36,7 +36,7 @@ class Group(NamedTuple):
     fp32: bool = False  # multiplied in float32 whatever the precision: actions differ by little in value
 
 
-# In this order they lie in memory (see `flat_params`): what is treated alike must be one range.
+# In this order they lie in memory (see `parameter_layout`): groups that are treated alike must be neighbours.
 GROUPS = (
     Group("out", acts=True, clip="agent", fp32=True),
     Group("sigma", acts=True, clip="agent"),  # of the hidden layer; the projection is without noise

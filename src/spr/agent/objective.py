@@ -12,15 +12,14 @@ from torch.utils._pytree import tree_map
 from spr.agent.action_padding import ActionMask
 from spr.agent.augmentation import Views, view_indices
 from spr.agent.auxiliary_losses import aux_loss, cosine, uniformity, unit
+from spr.agent.distributions import cross_entropy, project_distribution
 from spr.agent.networks import Networks
+from spr.agent.priorities import DISTANCES
 from spr.agent.q_head import Noise
 from spr.agent.random_streams import UpdateRandomness
 from spr.agent.replay import Batch
 from spr.config.config import Config
-from spr.config.schema import PRIORITIES
 from spr.ops.functional import scale_gradient, take_action
-
-_PROBABILITY_FLOOR = 1e-6
 
 
 class LossOutput(NamedTuple):
@@ -29,35 +28,6 @@ class LossOutput(NamedTuple):
     losses: dict[str, Tensor]  # [B] each, one per weight of the configuration
     raw_priority: Tensor  # [B] how far prediction and target are apart: the new priority, before its exponent
     metrics: dict[str, Tensor]  # scalars to look at while training
-
-
-def project_distribution(atoms: Tensor, probabilities: Tensor, support: Tensor) -> Tensor:
-    """Project distributions on moved atoms [B, Z] onto the fixed support [Z] (Bellemare et al. 2017, equation 7).
-
-    Written as a sum of triangular kernels: an atom shares its mass between its two neighbours by distance.
-    """
-    assert (atoms.dim(), probabilities.dim(), support.dim()) == (2, 2, 1)
-    spacing = (support[-1] - support[0]) / (len(support) - 1)  # neighbouring atoms are rounded, their ends are not
-    clipped = atoms.clamp(support[0], support[-1])
-    share = (1 - (clipped[:, None, :] - support[None, :, None]).abs() / spacing).clamp(0, 1)  # [B, Z, Z]
-    return (share * probabilities[:, None, :]).sum(-1)
-
-
-def cross_entropy(target: Tensor, logits: Tensor) -> Tensor:
-    """Return - sum over atoms of target * log softmax(logits), [B]."""
-    assert target.dim() == logits.dim() == 2
-    return -(target * logits.log_softmax(-1)).sum(-1)
-
-
-def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
-    """Return KL(target || softmax(logits)), [B], with the target clamped so that its logarithm exists."""
-    assert target.dim() == logits.dim() == 2
-    floored = target.clamp(_PROBABILITY_FLOOR, 1)
-    return (floored * (floored.log() - logits.log_softmax(-1))).sum(-1)
-
-
-# By the name that a configuration gives: how far apart a target and a prediction are, for a priority.
-_DISTANCES = dict(zip(PRIORITIES, (kl_divergence, cross_entropy), strict=True))
 
 
 def spread(x: Tensor) -> Tensor:
@@ -85,7 +55,7 @@ class Objective(nn.Module):
         self.averaged = config.learner.average > 0
         self.config = config
         self.places = view_indices(config)
-        self.distance = _DISTANCES[config.replay.priority]
+        self.distance = DISTANCES[config.replay.priority]
         self.aux_loss = aux_loss(config.learner.aux_loss) if config.target_offsets else None
 
     def forward(

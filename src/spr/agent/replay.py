@@ -18,10 +18,9 @@ from torch import Tensor
 
 from spr.agent.augmentation import views_of
 from spr.agent.n_step_targets import NStepTargets
+from spr.agent.priorities import importance_weight
 from spr.agent.sum_tree import SumTree
 from spr.config.config import Config
-
-_WEIGHT_EPS = 1e-5
 
 
 class Batch(NamedTuple):
@@ -166,7 +165,7 @@ class Replay:
         rewards = self.rewards[agent, slots[..., stack - 1 : stack - 1 + self._n_step.steps]]
         n_steps = self._n_step.of(bootstraps, steps_alive, n_step, gamma)
         priority = self.priority[self._agent, index]
-        weight = (1 / (priority + _WEIGHT_EPS)) ** beta
+        weight = importance_weight(priority, beta)
         return Batch(
             start=index,
             frames=self._words[agent, slots].view(torch.uint8).unflatten(-1, self._config.observation.frame),

@@ -66,8 +66,8 @@ def beta_at(config: Config, step: int) -> float:
 def resets_until(config: Config, step: int) -> int:
     """Return which reset is the last one that comes before a step's action; 0: none has come yet.
 
-    Resets come at multiples of their interval, counted from the run's first step, and none in its last interval: what
-    is judged has learnt for a whole one. Nor is there one, though it counts, before there is anything to forget.
+    Resets come at multiples of their interval, counted from the run's first step. There is none in the last interval:
+    the agent that is evaluated has learnt for a whole one. One before learning starts counts, but is not carried out.
     """
     interval, schedule = config.reset_interval, config.schedule
     if interval == 0:

@@ -1,4 +1,4 @@
-"""Owns writing files: whole or not at all, whatever happens meanwhile, and never through somebody's link.
+"""Owns writing files: whole or not at all, whatever happens meanwhile, and never through a link.
 
 A file is written beside its place under a name that nobody can foresee, created there and nowhere else, flushed to
 the disk and renamed. What a killed process leaves of it ends in `.part`, and is removed by the next command that has

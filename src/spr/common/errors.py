@@ -1,4 +1,4 @@
-"""Owns messages to a person: the exceptions that say what was wrong, and how names from elsewhere are shown."""
+"""Owns messages to the user: the exceptions that say what was wrong, and how names from files are shown."""
 
 import difflib
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ class StorageFault(Fault):
 
 
 class EnvironmentFault(Fault):
-    """An environment failed while it was played: which of those that step together, and what a person should know."""
+    """An environment failed while it was played: which of those that step together, and a message to the user."""
 
     def __init__(self, place: int, message: str) -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class EnvironmentFault(Fault):
 
 
 class UnusableError(Exception):
-    """A file that can't be used, and why; whoever reads it decides what follows from that."""
+    """A file that can't be used, and why; its reader decides what to do."""
 
 
 def visible(text: object) -> str:
@@ -43,7 +43,7 @@ def one_line(error: BaseException) -> str:
 
 
 def shown(thing: object) -> str:
-    """Return the beginning of what a person gave, in a line, for a message that refuses it."""
+    """Return the beginning of a value in one line, for a message that refuses it."""
     return f"{' '.join(repr(thing).split()):.60}"
 
 

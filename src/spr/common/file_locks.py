@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 from spr.common import atomic_files
 from spr.common.errors import UserError
 
-_PATIENCE = 0.3  # seconds: somebody who only looks holds a lock for a moment
+_PATIENCE = 0.3  # seconds: a process that only looks holds a lock for a moment
 _LOOK = 0.02
 _LARGEST = 2**24  # bytes of what a file may say of its holder
 
@@ -32,12 +32,12 @@ class Holder(NamedTuple):
     about: Mapping[str, Any]  # what it says besides
 
     def __str__(self) -> str:
-        """Name it for a person."""
+        """Name it for a message."""
         return f"process {self.process} on {self.host}, since {self.since}" if self.process else "another process"
 
 
 class HeldError(Exception):
-    """A lock is held by somebody else."""
+    """A lock is held by another process."""
 
     def __init__(self, holder: Holder) -> None:
         super().__init__(str(holder))
@@ -49,9 +49,9 @@ def hold(path: Path, patience: float = _PATIENCE, **about: Any) -> Iterator[None
     """Hold a lock, and say so in its file: `HeldError` if another process has it. Afterwards its file is gone."""
     file = _take(path, patience)
     try:
-        said = {"process": os.getpid(), "host": socket.gethostname(), "since": _now()}
+        holder = {"process": os.getpid(), "host": socket.gethostname(), "since": _now()}
         file.truncate(0)
-        file.write(json.dumps(said | about))
+        file.write(json.dumps(holder | about))
         file.flush()
         yield
     finally:
@@ -67,7 +67,7 @@ def holder(path: Path) -> Holder | None:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return _said(file)
+                return _read_holder(file)
     except FileNotFoundError:
         return None
     return None
@@ -84,7 +84,7 @@ def _take(path: Path, patience: float) -> IO[str]:
                 return file
         except BlockingIOError:
             if time.monotonic() > end:
-                who = _said(file)
+                who = _read_holder(file)
                 file.close()
                 raise HeldError(who) from None
         except OSError as error:
@@ -101,13 +101,13 @@ def _without_locks(path: Path, error: OSError) -> UserError:
     )
 
 
-def _said(file: IO[str]) -> Holder:
+def _read_holder(file: IO[str]) -> Holder:
     """Read what a holder says of itself; one of an earlier version says nothing, and one that just began not yet."""
     try:
         file.seek(0)
-        said = json.loads(file.read(_LARGEST))
-        about = {name: value for name, value in said.items() if name not in Holder._fields}
-        return Holder(int(said["process"]), str(said["host"]), str(said["since"]), about)
+        found = json.loads(file.read(_LARGEST))
+        about = {name: value for name, value in found.items() if name not in Holder._fields}
+        return Holder(int(found["process"]), str(found["host"]), str(found["since"]), about)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Holder(0, "", "", {})
 

@@ -48,7 +48,7 @@ def product_dtype(precision: str) -> torch.dtype:
 
 
 def device_name(device: torch.device) -> str:
-    """Return a device's name for people and for result.json."""
+    """Return a device's name, for messages and result.json."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu, {torch.get_num_threads()} threads"

@@ -1,6 +1,6 @@
-"""Owns reading JSON that anybody may have damaged: of a believable size and depth, with its checksum where it has one.
+"""Owns reading JSON that may be damaged: of a believable size and depth, with its checksum where it has one.
 
-`UnusableError` says in a line what is wrong with a file; whoever reads it decides what follows from that.
+`UnusableError` says in a line what is wrong with a file; its reader decides what to do.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""Owns plug-ins: modules of a user's own, imported because the person who runs a command names them.
+"""Owns plug-ins: custom modules, imported because the user who runs a command names them.
 
-A run's files are data: what they name is never imported. So environments that a module makes can be had only if the
-person has named that module, on the command line or in Python.
+A run's files are data: what they name is never imported. So environments that a module makes are available only if the
+user has named that module, on the command line or in Python.
 """
 
 import importlib
@@ -16,7 +16,7 @@ _named: set[str] = set()
 
 
 def import_named(module: str) -> None:
-    """Import a module that a person has named; what lies in the current folder counts."""
+    """Import a module that the user has named; the current folder is searched too."""
     if module.endswith(".py") or "/" in module:
         raise UserError(f"--plugin takes a module's name, not a file's; did you mean '{Path(module).stem}'?")
     here = str(Path.cwd())
@@ -34,7 +34,7 @@ def import_named(module: str) -> None:
 
 
 def is_named(module: str) -> bool:
-    """Say whether a person has named this module."""
+    """Say whether the user has named this module."""
     return module in _named
 
 
@@ -44,7 +44,7 @@ def modules_of(games: Sequence[str]) -> list[str]:
 
 
 def where(error: BaseException) -> str:
-    """Say where an error was raised, for a person: the last place that is neither ours nor Python's own."""
+    """Say where an error was raised: the last place that is neither in this package nor in Python."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = Path(__file__).parents[1]  # the whole package
     theirs = [frame for frame in frames if inside not in Path(frame.filename).parents and frame.filename[0] != "<"]
@@ -53,5 +53,5 @@ def where(error: BaseException) -> str:
 
 
 def _failed(module: str, error: BaseException) -> UserError:
-    said = f"{type(error).__name__}: {one_line(error)} ({where(error)})"
-    return UserError(f"the module '{module}' can't be imported: {said}")
+    reason = f"{type(error).__name__}: {one_line(error)} ({where(error)})"
+    return UserError(f"the module '{module}' can't be imported: {reason}")

@@ -139,7 +139,7 @@ _METHODS: Mapping[str, Preset] = {
         {game: {"learner.aux_weight": 0.01} for game in ("pong", "boxing", "private_eye", "freeway")},
     ),
     "spr_resets": Preset(
-        "SPR whose output layers are drawn anew every 40,000 updates (Nikishin et al. 2022)", _SPR_RESETS
+        "SPR whose output layers are re-initialised every 40,000 updates (Nikishin et al. 2022)", _SPR_RESETS
     ),
     "sr_spr": Preset(
         "SR-SPR: an averaged network that acts, and resets of everything (D'Oro et al. 2023); two updates per step",
@@ -195,7 +195,7 @@ PRESETS: Mapping[str, Preset] = _presets
 def register(
     name: str, summary: str, changes: Changes, by_game: Mapping[str, Changes] | None = None, like: str = "spr"
 ) -> None:
-    """Make a method of your own available as `--preset NAME`: the fields in which it differs from another one."""
+    """Register a custom method as `--preset NAME`: the fields in which it differs from another one."""
     if name in _presets:
         raise UserError(f"a preset named '{name}' is there already: choose another name")
     if not re.fullmatch(r"\w[\w.-]*", name):

@@ -1,6 +1,6 @@
 """Owns every number a run depends on, in groups: frozen dataclasses whose defaults are the paper's hyper-parameters.
 
-What an observation is stands in `environment`, since environments deliver it; `config` puts the groups together.
+`ObservationConfig` is in `envs.base`, since environments deliver observations; `config` puts the groups together.
 """
 
 from dataclasses import dataclass
@@ -128,7 +128,7 @@ class LearnerConfig:
     target_period: int = config_fields.value(
         1, 1, 1_000_000_000, "Updates between hard copies into the RL target network; 1: no separate network."
     )
-    # Any name: whoever trains by it must know it, whoever plays with the agent need not.
+    # Any name: it must be registered to train with it, not to play with the agent.
     aux_loss: str = config_fields.name("spr", "The auxiliary loss on representations, if its weight is above 0.")
     aux_weight: float = config_fields.value(
         2.0, 0, 1e6, "lambda: weight of the auxiliary loss; 0 leaves the RL loss alone."
@@ -150,7 +150,7 @@ class LearnerConfig:
         0,
         1,
         "Share of its old weights that an average of all weights keeps per update: it values the bootstrap, gives the "
-        "auxiliary loss its targets, acts and is judged; 0: there is none.",
+        "auxiliary loss its targets, acts and is evaluated; 0: there is none.",
     )
     stop_gradient: bool = config_fields.flag(True, "Whether targets are constants; off, gradients flow into them.")
     learning_rate: float = config_fields.value(1e-4, 0, 10, "Adam's learning rate.")
@@ -194,18 +194,21 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class ResetConfig:
-    """What of the networks is drawn anew from time to time; memory and priorities are kept."""
+    """Which part of the networks is re-initialised from time to time; replay and priorities are kept."""
 
     every: int = config_fields.value(
         0, 0, 1_000_000_000, "Updates between two resets, in whole environment steps from the run's start; 0: none."
     )
     keep: float = config_fields.value(
-        1.0, 0, 1, "Share of their weights that encoder and transition model keep at a reset; the rest is drawn anew."
+        1.0,
+        0,
+        1,
+        "Share of their weights that encoder and transition model keep at a reset; the rest is new.",
     )
     redraw: str = config_fields.choice(
         "outputs",
         lambda: REDRAWN,
-        "What is drawn anew entirely: the Q-head's output layers; or all of it, with projection and predictor.",
+        "What is re-initialised entirely: the Q-head's output layers; or all of it, with projection and predictor.",
     )
 
 

@@ -1,9 +1,8 @@
 """Owns an Atari emulator in the caller's own thread: it plays the games of `Atari`, for less.
 
-ale-py's vector hands every step to a thread, steps all of its emulators together and resizes every frame. Where a
-process has a few emulators of its own (see `elsewhere`), nothing is handed over here, an emulator steps only if it is
-told to, and it shows the console's gray screens as they are: whoever has a GPU makes them smaller there (see
-`screens`).
+ale-py's vector hands every step to a thread, steps all of its emulators together and resizes every frame. This
+emulator, for processes with a few of their own (`evaluation.subprocess_backend`), does none of that. It steps when it
+is called, and returns the console's gray screens: a GPU resizes them (`evaluation.screen_resize`).
 Screens are [1, 1, H, 160]; most games have 210 rows, and those for European television sets up to 250.
 """
 

@@ -53,7 +53,7 @@ class Atari:
             rom, count, num_threads=threads, stack_num=1, autoreset_mode="SameStep", **options
         )
         # Room for all of the console's actions, whichever game is played: so an agent draws the same numbers in any
-        # company, and one compiled update serves every game.
+        # fleet, and one compiled update serves every game.
         self.num_actions = ROOM
         self.action_names = [action.name for action in self._ale.get_action_set()]
         self._game, self._actions = game, len(self.action_names)
@@ -91,7 +91,7 @@ class Atari:
     def recv(self) -> Step:
         """Wait for all of them."""
         frames, reward, terminal, truncated, info = self._ale.recv()
-        # Lives do not tell a lost life from a new game: Amidar may show none at the beginning of one.
+        # Lives do not distinguish a lost life from a new game: Amidar may show none at the beginning of one.
         before = _frames_before(info)
         game_over = before != self._before
         self._before = before
@@ -103,7 +103,7 @@ class Atari:
 
 
 class ShownAtari:
-    """One Atari game for an agent, and beside it the same game in a second emulator that people can look at.
+    """One Atari game for an agent, and beside it the same game in a second emulator to look at.
 
     What an emulator draws has no part in its game, so the same seed and actions give the same game in colour; every
     step is compared. Frames for the agent could also be made of the coloured ones, but not exactly those it has learnt

@@ -18,7 +18,7 @@ from spr.common.errors import EnvironmentFault
 
 Frames = NDArray[np.uint8]  # [N, C, H, W]
 Flags = NDArray[np.bool_]  # [N]
-Image = NDArray[np.uint8]  # [H, W, 3]: colours for people
+Image = NDArray[np.uint8]  # [H, W, 3]: RGB, to look at
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class BrokenStep(EnvironmentFault):
     """A step in which some environments failed, at its beginning or since the step before: why, and what it gave.
 
     What is given of those that failed is a black frame and a time limit; until they are restarted they do not step, and
-    are not named again. So whoever can do without them goes on with the others.
+    are not named again. So a fleet can go on with the others.
     """
 
     def __init__(self, faults: Mapping[int, str], out: Step) -> None:
@@ -76,7 +76,7 @@ class Envs(Protocol):
     game_num_actions: list[int] | None  # of each environment's game, which may have fewer; None: exactly those
     protocols: list[dict[str, Any]]  # of each environment: the rules of its game
     deterministic: bool  # whether the same seed and actions give the same game again
-    notice: str  # what a person should know before playing it; empty where there is nothing
+    notice: str  # what the user should know before playing it; may be empty
 
     def reset(self, seeds: Sequence[int]) -> Frames:
         """Start a game in each environment from its own seed."""
@@ -95,14 +95,14 @@ class Envs(Protocol):
 
 
 class Shown(Envs, Protocol):
-    """One environment that also shows itself to people."""
+    """One environment that also renders itself."""
 
     @property
     def action_names(self) -> list[str]:
         """What its game's own actions are called."""
 
     def picture(self) -> Image:
-        """Return what there is to see now, in the game's own size and colours."""
+        """Return the present image, in the game's own size and colours."""
 
 
 def to_image(image: NDArray[np.uint8]) -> Image:

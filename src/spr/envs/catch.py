@@ -55,7 +55,7 @@ class Catch:
         self._paddle = np.clip(self._paddle + np.asarray(action) - 1, 0, self.CELLS - 1)
 
     def recv(self) -> Step:
-        """Let the balls fall one cell, and judge those that reach the bottom."""
+        """Let the balls fall one cell; one that reaches the paddle's row is caught or missed."""
         self._row += 1
         landed = self._row == self.CELLS - 1
         caught = landed & (self._paddle == self._column)

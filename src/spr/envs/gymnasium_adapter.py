@@ -21,11 +21,11 @@ from spr.envs.base import USUAL_OBSERVATION, BrokenStep, Frames, Image, Observat
 Argument = bool | int | float | str
 Maker = Callable[..., gymnasium.Env[Any, Any]]
 
-# What code of somebody else's may raise: an environment that calls `sys.exit` has failed, and ends nothing but itself.
+# What foreign code may raise: an environment that calls `sys.exit` has failed, and ends only its own agent.
 _ANY = (Exception, SystemExit)
 _LOG = logging.getLogger("spr")
 _UNREGISTERED = (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound)
-_FACTORY = "a factory of your own, my_module:make, can wrap it"
+_FACTORY = "a custom function, my_module:make, can wrap it"
 
 
 def parse_arguments(texts: Sequence[str]) -> dict[str, Argument]:
@@ -89,7 +89,7 @@ class Gymnasium:
         self._last: Frames = np.zeros(obs.frame, np.uint8)  # that the first environment gave
         self._draws = False
         self._failed: set[int] = set()  # environments that are not stepped any more, until they are restarted
-        self._news: dict[int, str] = {}  # what went wrong with some of them, until the next step tells it
+        self._news: dict[int, str] = {}  # what went wrong with some of them, until the next step reports it
 
     @property
     def action_names(self) -> list[str]:
@@ -103,18 +103,18 @@ class Gymnasium:
         return names if len(names) == len(numbers) else numbers
 
     def draw(self) -> None:
-        """Make the environments again so that they draw pictures for people; not all can."""
+        """Make the environments again with rendering; not all can."""
         given = self._arguments.get("render_mode", "rgb_array")
         if given == "rgb_array" and "rgb_array" in self._envs[0].metadata.get("render_modes", ()):
             try:
                 drawing = _made(self._game, len(self._envs), self._maker, {**self._arguments, "render_mode": given})
-            except UserError:  # a function of somebody's own need not know of it
+            except UserError:  # a custom function need not have this argument
                 return
             self.close()
             self._envs, self._draws = drawing, True
 
     def picture(self) -> Image:
-        """Return the picture that the first environment draws for people, or else the frame that it gave."""
+        """Return what the first environment renders, or else its last frame."""
         if not self._draws:
             return to_image(self._last.transpose(1, 2, 0))
         try:
@@ -128,7 +128,7 @@ class Gymnasium:
         return self.restart(range(len(seeds)), seeds)
 
     def restart(self, places: Sequence[int], seeds: Sequence[int]) -> Frames:
-        """Start new games in some environments; one that fails is told by the next step."""
+        """Start new games in some environments; one that fails is reported by the next step."""
         self._failed -= set(places)
         return np.stack([self._begun(place, seed) for place, seed in zip(places, seeds, strict=True)])
 
@@ -137,7 +137,7 @@ class Gymnasium:
         self._action = action
 
     def recv(self) -> Step:
-        """Step one environment after the other; those that fail stay out, and the others go on."""
+        """Step one environment after the other; those that fail are left out from then on."""
         count = len(self._envs)
         frames = np.zeros((count, *self._obs.frame), np.uint8)
         reward = np.zeros(count, np.float32)
@@ -225,7 +225,7 @@ def checked_image(image: Any, space: spaces.Space[Any]) -> NDArray[Any]:
 
 
 def _made(game: str, count: int, maker: Maker, arguments: Mapping[str, Argument]) -> list[Any]:
-    """Make environments one by one; what goes wrong with that is the person's to mend."""
+    """Make environments one by one; an error of theirs becomes a message to the user."""
     made: list[gymnasium.Env[Any, Any]] = []
     try:
         for _ in range(count):

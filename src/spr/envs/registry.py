@@ -23,7 +23,7 @@ _own: dict[str, Maker] = {}  # environments that were registered, by name
 
 
 def register(name: str) -> Callable[[Maker], Maker]:
-    """Make environments of your own available as a game: by a function that returns a gymnasium.Env."""
+    """Register a function that returns a gymnasium.Env as a game of this name."""
     if not re.fullmatch(r"[\w.-]+", name):
         raise UserError(f"a game's name is made of letters, digits and . _ -, not '{name}'")
     if name in _own or name in known_games() or name in gymnasium.registry:
@@ -39,7 +39,7 @@ def register(name: str) -> Callable[[Maker], Maker]:
 def provide(name: str, maker: Maker) -> None:
     """Make environments available under a name, instead of whatever had it before but for built-in games."""
     if name in known_games() or ":" in name:
-        raise UserError(f"an environment of your own can't be called '{name}': choose another name")
+        raise UserError(f"a custom environment can't be called '{name}': choose another name")
     _own[name] = maker
 
 
@@ -67,7 +67,7 @@ def own_games() -> list[str]:
 
 
 def named_games(names: Sequence[str]) -> list[str]:
-    """Return the games that a person has named, 'all' the 26 of Atari 100k; modules named with them are imported."""
+    """Return the games that the user has named, 'all' the 26 of Atari 100k; modules named with them are imported."""
     for module in plugins.modules_of(names):
         plugins.import_named(module)
     games = [game for name in names for game in (game_names() if name == "all" else [name])]
@@ -87,7 +87,7 @@ def make(
     """Make environments of a game, whose frames are what `obs` asks for.
 
     That is 'catch'; an Atari game such as 'ms_pacman'; a game that was registered; any Gymnasium id with images; or a
-    function that makes one, 'module:function'. A module is imported only if a person has named it (see `plugins`).
+    function that makes one, 'module:function'. A module is imported only if the user has named it (see `plugins`).
     Atari steps its environments on that many threads; 0 lets it choose.
     """
     if game in known_games():
@@ -115,7 +115,7 @@ def make(
 def make_shown(
     game: str, obs: ObservationConfig = USUAL_OBSERVATION, arguments: Mapping[str, Argument] | None = None
 ) -> Shown:
-    """Make one environment of a game that is played as `make` has it, and that also shows itself to people."""
+    """Make one environment of a game that is played as `make` has it, and that also renders itself."""
     if family(game) == "atari":
         return ShownAtari(game, obs)
     envs = make(game, 1, obs=obs, arguments=arguments)

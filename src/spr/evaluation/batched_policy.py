@@ -32,11 +32,10 @@ class Agents(NamedTuple):
 
 
 class BatchedPolicy:
-    """The actions of half of the rows, [R, E]: what they see, and the parameters of the agent that each is lent to.
+    """Selects the actions of half of the rows, [R, E]: keeps their frames and the weights of each row's agent.
 
-    Every row is a lane of its own, L = R, since it may be lent to anybody. An agent that plays by itself has all rows,
-    so they are one lane, L = 1: no copies of its weights, and the frames of all of them in one batch, where
-    those of a row are too few to fill a GPU.
+    Every row is a lane of its own, L = R, since any agent may get it. An agent that plays alone has all rows, so they
+    are one lane, L = 1: its weights are not copied, and all frames are one batch, which fills a GPU better.
     """
 
     def __init__(
@@ -47,14 +46,14 @@ class BatchedPolicy:
         heights: Sequence[int | None],
         arrays: Arrays,
     ) -> None:
-        """No row has been lent yet. `heights` are those of the agents' screens, or None where frames are shown."""
+        """No row is assigned yet. `heights` are those of the agents' screens, or None where frames are shown."""
         shape = arrays.action.shape
         device = next(iter(params.values())).device
         room = num_actions_of(config, {name: p.shape for name, p in params.items()})
         lanes = 1 if len(heights) == 1 else shape[0]
         actor = Actor(config, room, (lanes, shape[0] * shape[1] // lanes), device)
         self._arrays = arrays
-        # What each row acts by, and where it is copied from when the row is lent to another agent.
+        # The weights of all agents, and those of the agent that each row is assigned to.
         self._agents = {name: p for name, p in params.items() if name in actor.names}
         self._lanes = lanes
         self._lent = {name: p.new_zeros((lanes, *p.shape[1:])) for name, p in self._agents.items()}

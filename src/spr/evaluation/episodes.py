@@ -159,7 +159,7 @@ class Exploration:
 class EpisodeBatch:
     """Emulators that step together, and the game that is played in each; arrays [E, ...].
 
-    Groups are of one game each: what these are played by can't go back to where others part (see `branching`).
+    Groups are of one game each: these environments can't go back to an earlier state (see `shared_prefix`).
     """
 
     def __init__(self, envs: RestartableEnvs, rules: Rules, groups: Sequence[Sequence[EpisodeSpec]]) -> None:

@@ -162,7 +162,7 @@ class Foresight:
 
 
 def film(agent: Player, seed: int, most: int, shows: Sequence[Show]) -> Iterator[Moment]:
-    """Play one game and show every moment of it as a picture, until it is over or somebody has seen enough."""
+    """Play one game and draw every step, until it is over or the window is closed."""
     run = agent.run
     learnt = "" if run.step is None else f" after {run.step:,} steps"
     support = agent.networks.support.cpu().numpy()

@@ -1,6 +1,6 @@
 """Owns environments in this process, of any family: rows that step together, whose games a pool of threads starts.
 
-Starting a game takes a while, and the others play on meanwhile. Beside a GPU Atari's are elsewhere (see `elsewhere`).
+Starting a game takes a while, and the others play on meanwhile. Beside a GPU Atari's are in `subprocess_backend`.
 Shapes: H halves of R rows of E environments; frames are [C, H, W].
 """
 

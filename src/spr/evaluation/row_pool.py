@@ -1,4 +1,4 @@
-"""Owns who plays where in an evaluation: rows of environments, assigned to agents as their games end.
+"""Owns which environments play for which agent in an evaluation: rows of them, assigned as games end.
 
 Shapes: R rows of E environments.
 """
@@ -9,7 +9,7 @@ from spr.evaluation.episodes import EpisodeResult, EpisodeSpec, Row
 
 _WORTH_STARTING = 2_000  # steps that an agent must have left to play: a row's emulators take a third as long to start
 _GROUP_STEPS = 8_000  # steps that games played in a group may take: long ones share little, and would be waited for
-_LONGER = 3  # times as long as an agent's own must another's games be, for its rows to make way
+_LONGER = 3  # an agent gives up rows for one whose games are so many times as long
 
 
 def _worth_a_row(logs: Sequence["EpisodeLog"]) -> list[int]:
@@ -18,7 +18,7 @@ def _worth_a_row(logs: Sequence["EpisodeLog"]) -> list[int]:
 
 
 def most_left(logs: Sequence["EpisodeLog"]) -> int | None:
-    """Return the agent to whom a free row goes, if it goes to anybody."""
+    """Return the agent that gets a free row, or None if none is worth it."""
     return max(_worth_a_row(logs), key=lambda i: logs[i].steps_left, default=None)
 
 
@@ -66,7 +66,7 @@ class EpisodeLog:
 
 
 class RowPool:
-    """Half of the rows: to whom each is lent, and which are busy."""
+    """Half of the rows: the agent that each is assigned to, and which are busy."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class RowPool:
         return {place: agent for place, (agent, _) in self.seats.items() if place not in self.busy}
 
     def lend(self, agent: int) -> None:
-        """Begin to start games of an agent in a free place."""
+        """Assign a free place to an agent, and begin to start its games there."""
         place = next(i for i in range(self._rows) if i not in self.seats)
         self.seats[place] = agent, self._open_row(agent, (self._number, place))
         self._logs[agent].rows += 1
@@ -108,7 +108,7 @@ class RowPool:
         self.busy.update(places)
 
     def take(self) -> None:
-        """Take in what was done meanwhile: note games that are over, start the next ones, close rows without games."""
+        """Read the answers of busy rows: note games that are over, start the next ones, close rows without games."""
         for place in [place for place in self.busy if self.seats[place][1].done]:
             agent, row = self.seats[place]
             ended = row.take()
@@ -119,7 +119,7 @@ class RowPool:
                 self._next(place, idle)
 
     def _next(self, place: int, idle: list[int]) -> None:
-        """Start the next games of a row some of whose emulators have none left, or leave it if there are none."""
+        """Start the next games in a row's idle emulators; a row without any game is freed."""
         agent, row = self.seats[place]
         log = self._logs[agent]
         groups = {} if self._makes_way(log) else dict(zip(idle, log.claim(len(idle)), strict=False))
@@ -132,9 +132,9 @@ class RowPool:
             del self.seats[place]
 
     def _makes_way(self, log: EpisodeLog) -> bool:
-        """Whether an agent starts no more games for now, so that its rows get free for another's, which are longer.
+        """Whether an agent starts no more games for now, to free its rows for an agent whose games are longer.
 
-        It does where one emulator would take as long for one of those as all of them together for what is left.
+        It does where one of those games takes one emulator as long as all emulators need for everything that is left.
         """
         length = max((self._logs[i].length for i in _worth_a_row(self._logs)), default=0.0)
         left = sum(other.steps_left for other in self._logs)

@@ -1,8 +1,8 @@
 """Owns the protocol's evaluation: a fixed number of whole games per agent, each counted from before its first move.
 
-Games do not depend on each other (see `playing`). So agents score the same in any company, up to the rounding of
-products (an agent by itself is one batch), and games are played wherever and whenever a core is free: by emulators in
-this process (see `here`), or beside a GPU in processes of their own (see `elsewhere`).
+Games do not depend on each other (see `episodes`). So an agent scores the same beside any other agents, up to the
+rounding of products (one agent alone is one batch). Games are played wherever a core is free: by emulators in this
+process (`inprocess_backend`), or beside a GPU in processes of their own (`subprocess_backend`).
 Shapes: S agents, R rows of E emulators, each row lent to one agent; L lanes of rows that act by the same parameters; A
 actions; frames are [C, H, W].
 """
@@ -36,10 +36,10 @@ class EvaluationProgress(NamedTuple):
 def play(config: Config, agents: Agents, epsilon: float | None = None) -> Iterator[EvaluationProgress]:
     """Play `evaluation.episodes` games per agent without network noise; the last thing yielded holds every score.
 
-    Rows are in two halves: while the emulators of one half step, the actions of the other are selected. A free emulator
-    starts its agent's next game, and a free row goes to the agent with the most left to play; so that very long games
-    do not start last, and are waited for, rows of other agents make way for them (see `RowPool`). Every game that is
-    started is finished and counted, so short games are not favoured, as they would be if the first to finish counted.
+    Evaluation alternates between two halves of the rows: while one half steps, actions are selected for the other. A
+    free emulator starts its agent's next game, and a free row goes to the agent with the most left to play. Agents with
+    short games give up rows for very long games, which would otherwise start last (see `RowPool`). Every game that is
+    started is finished and counted: to count the first that finish would favour short games.
     """
     games, params, seeds, _ = agents
     chance = config.evaluation.epsilon if epsilon is None else epsilon

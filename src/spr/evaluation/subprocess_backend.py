@@ -1,10 +1,9 @@
 """Owns Atari emulators in processes of their own: some each, which play their agent's games by themselves.
 
-An emulator is made while Python's lock is held, and what Python does beside a step is a good part of it: one process
-can't feed as many emulators as a GPU's machine has cores for. So the games are played (see `playing`) by processes of
-little weight, in which nothing heavy is imported, and this one only selects actions. Arrays lie in memory that all of
-them see; a message each way begins and ends a step. What they show are the console's screens, or frames where these
-can't be made of screens (see `screens`).
+An emulator is made while Python's lock is held, and Python's own work is a good part of each step. So one process can't
+feed as many emulators as a GPU's machine has cores. Small processes, in which nothing heavy is imported, play the games
+(see `episodes`), and this one only selects actions. Arrays lie in shared memory; one message each way begins and ends a
+step. They hold the console's screens, or frames where these can't be made of screens (see `screen_resize`).
 Shapes: H halves of R rows of E emulators, each row in one process; frames are [C, H, W], screens [1, 250, 160].
 """
 

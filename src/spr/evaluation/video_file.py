@@ -16,7 +16,7 @@ from spr.envs.base import Image as Picture
 from spr.evaluation.canvas import HEIGHT, WIDTH
 from spr.runs import run_files
 
-Show = Callable[[Picture], bool]  # whether somebody wants to see more
+Show = Callable[[Picture], bool]  # shows a frame; False ends the film
 # A GIF has 256 colours: each picture chooses its own.
 _PALETTE = "split[one][two];[one]palettegen=stats_mode=single[colours];[two][colours]paletteuse=new=1:dither=none"
 _FORMS = {
@@ -42,16 +42,16 @@ def writing(path: Path, fps: int, overwrite: bool = False) -> Iterator[Show]:
         raise UserError("a film is written by imageio-ffmpeg, which is not here: pip install imageio-ffmpeg") from error
     pictures = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{WIDTH}x{HEIGHT}", "-r", str(fps), "-i", "pipe:0"]
     begin = [program, "-loglevel", "error", "-y", *pictures, *_FORMS[path.suffix.lower()]]
-    with tempfile.TemporaryFile() as said, _taking_place_of(path) as beside:
+    with tempfile.TemporaryFile() as errors, _taking_place_of(path) as beside:
         # Into the open file, not by its name: who is stopped while FFmpeg starts has removed that already.
         process = subprocess.Popen(
-            [*begin, "-fd", "1", "fd:"], stdin=subprocess.PIPE, stdout=beside, stderr=said, start_new_session=True
+            [*begin, "-fd", "1", "fd:"], stdin=subprocess.PIPE, stdout=beside, stderr=errors, start_new_session=True
         )
         assert process.stdin is not None
 
         def failed() -> UserError:
-            said.seek(0)
-            lines = said.read().decode(errors="replace").strip().splitlines()
+            errors.seek(0)
+            lines = errors.read().decode(errors="replace").strip().splitlines()
             return UserError(f"can't write to {path}: {lines[-1] if lines else 'FFmpeg failed'}")
 
         def show(picture: Picture) -> bool:

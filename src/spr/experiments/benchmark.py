@@ -1,4 +1,4 @@
-"""Owns timing: how long an update, an action, an environment step, a whole step and judging take on this machine."""
+"""Owns timing: how long an update, an action, an environment step, a whole step and evaluation take on this machine."""
 
 import re
 import resource
@@ -22,11 +22,11 @@ from spr.training.loop import train
 from spr.training.update_runner import UpdateRunner
 
 _ROUNDS = 5  # of which the median is taken
-_JUDGING = 20.0  # seconds for which an evaluation is timed, after
+_EVALUATING = 20.0  # seconds for which an evaluation is timed, after
 _WARM = 3.0  # seconds of it that do not count
 
 
-# What the names of kernels tell about them, and of those that several lines fit the first.
+# Kinds of kernels by what their names match; the first match counts.
 _KINDS = {
     "observations drawn": r"^_draw",
     "the encoder's convolutions and their gradient": r"^_(convolve|kernel|max_pool)",
@@ -55,11 +55,11 @@ def measure(
     device: torch.device,
     precision: str,
     profiled: bool = False,
-    judged: bool = False,
+    evaluated: bool = False,
 ) -> dict[str, Any]:
     """Time a fleet of `agents` that play the games in turn, on replay filled by random play; medians of milliseconds.
 
-    With `profiled`, also the kernels of an update by kind; with `judged`, how fast its evaluation plays.
+    With `profiled`, also the kernels of an update by kind; with `evaluated`, how fast its evaluation plays.
     """
     if device.type == "cuda":  # what the size before has taken does not count
         free_unused(device)
@@ -120,7 +120,7 @@ def measure(
         "first_learning_steps_seconds": first,
         "memory_mib": _memory(device),
         **({"kernels": [some._asdict() for some in kernels]} if profiled else {}),
-        **({"evaluation_steps_per_second": evaluation_rate(config, who)} if judged else {}),
+        **({"evaluation_steps_per_second": evaluation_rate(config, who)} if evaluated else {}),
     }
 
 
@@ -134,7 +134,7 @@ def evaluation_rate(config: Config, agents: Agents) -> float:
             began, since, before = now, now, steps
         if since == began and now - began >= _WARM:
             since, before = now, steps
-        if now - began >= _JUDGING:
+        if now - began >= _EVALUATING:
             break
     return (steps - before) / (time.perf_counter() - since)
 

@@ -1,4 +1,4 @@
-"""Owns what a runner tells about its work: events, which a progress bar, files and loggers consume."""
+"""Owns the events of a training job, which a progress bar, files and loggers consume."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ class FleetBegins(NamedTuple):
     """A fleet has been put together."""
 
     title: str  # method, game, seeds, device and precision
-    notice: str  # what a person should know of its game; may be empty
+    notice: str  # what the user should know of its game; may be empty
 
 
 class CheckpointRefused(NamedTuple):
@@ -81,13 +81,13 @@ class Diverged(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A fleet was ended by a fault that is not ours: what a person should know."""
+    """Something outside, such as an environment or a disk, ended a run: a message to the user."""
 
     message: str
 
 
 class Stopped(NamedTuple):
-    """Somebody asked to stop, and everything is saved."""
+    """The user asked to stop, and everything is saved."""
 
     step: int
 

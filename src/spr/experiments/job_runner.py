@@ -137,11 +137,11 @@ class JobRunner:
         return [by_step[step] for step in sorted(by_step)]
 
     def _train_and_evaluate(self, members: Sequence[Member]) -> list[dict[str, Any]] | None:
-        """Bring one fleet to its results; None if somebody asked to stop."""
+        """Bring one fleet to its results; None if the user asked to stop."""
         trained = self._train_fleet(members)
         if trained is None:
             return None
-        # The fleet is gone, and so may be its memory: another one can train while this one is judged.
+        # The fleet is gone, and so may be its memory: another one can train while this one is evaluated.
         free_unused(self._job.device)
         results = self._evaluate(trained) if trained.runs else []
         for run in trained.runs:
@@ -150,7 +150,7 @@ class JobRunner:
         return results
 
     def _train_fleet(self, members: Sequence[Member]) -> _Trained | None:
-        """Train one fleet to its end, from the beginning or from its checkpoints; None if somebody asked to stop."""
+        """Train one fleet to its end, from the beginning or from its checkpoints; None if the user asked to stop."""
         config = self._configs[members[0].game]
         envs = make_each([member.game for member in members], config.observation, self._request.arguments)
         try:
@@ -211,7 +211,7 @@ class JobRunner:
         if steps:
             worst = max(bad, key=lambda path: bad[path])
             raise UserError(
-                f"no checkpoint in {worst} can be used (a run goes on only on the kind of device it began on, one of "
+                f"no checkpoint in {worst} can be used (a run resumes only on the kind of device it began on, one of "
                 "Atari only since version 0.9): --overwrite, with that game and seed alone, starts it again"
             )
         return []
@@ -307,7 +307,7 @@ class JobRunner:
 
 
 def _named(members: Sequence[Member]) -> str:
-    """Name agents for a person, game by game."""
+    """Name agents for a message, game by game."""
     by_game: dict[str, list[int]] = {}
     for game, seed in members:
         by_game.setdefault(game, []).append(seed)

@@ -57,7 +57,7 @@ class Loggers:
             self._close(path, scored=False)
 
     def __call__(self, event: Event) -> None:
-        """Write what one event tells."""
+        """Write the numbers of one event."""
         match event:
             case events.TrainingBegins(_, begun):
                 for run in begun if self._openers else ():
@@ -78,8 +78,8 @@ class Loggers:
         for opener in self._openers:
             mine.append(opener(run))
         metrics, episodes = metrics_files.logged(run.path)
-        told = [("episode", row) for row in episodes] + [("train", row) for row in metrics]
-        for group, row in sorted(told, key=lambda one: int(one[1]["step"])):
+        rows = [("episode", row) for row in episodes] + [("train", row) for row in metrics]
+        for group, row in sorted(rows, key=lambda one: int(one[1]["step"])):
             self._write(run, group, row)
 
     def _write(self, run: Run, group: str, row: Mapping[str, Any]) -> None:
@@ -120,7 +120,7 @@ def _tensorboard(_: Path) -> Opener:
         folder = run.path / run_files.TENSORBOARD
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
-        # Whoever has read an older file, or still has a copy of it, is told to forget it.
+        # Readers of an older file, or of a copy of it, drop what it held.
         return _TensorBoard(SummaryWriter(folder, purge_step=0))
 
     return opener

@@ -168,7 +168,7 @@ class Display:
                 self._problems.append(message)
                 self._console.print(visible(message), highlight=False, soft_wrap=True)
             case events.Stopped(step):
-                self._line(f"stopped after {step:,} steps and saved; the same command with --resume goes on")
+                self._line(f"stopped after {step:,} steps and saved; the same command with --resume continues")
             case events.Evaluated(title, games, total):
                 self._show(title, total, "games", games)
             case events.Finished(out, results):
@@ -267,7 +267,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     def check(self) -> bool:
-        """Say whether somebody has asked; called between steps.
+        """Say whether the user has asked to stop; called between steps.
 
         The handlers are put in place again each time, because a compiler that runs inside the process may install its
         own below Python's notice: LLVM's, which Triton brings, end the process without a word.

@@ -26,7 +26,7 @@ _RETRIES = 5  # after a lost worker or node
 
 def on_ray(together: int, address: str | None) -> Engine:
     """Return an engine that hands jobs to a Ray cluster, `together` of them to a GPU."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is loaded: nobody is told about this sweep
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is loaded: nothing is reported about this sweep
     try:
         import ray  # noqa: PLC0415 - an extra that most users do without
         import ray.util.scheduling_strategies  # noqa: PLC0415

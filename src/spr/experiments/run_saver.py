@@ -1,4 +1,4 @@
-"""Owns the saving of a fleet while it trains: lines as they come, checkpoints beside, and which of its runs go on.
+"""Owns the saving of a fleet while it trains: rows of metrics, checkpoints, and which of its runs continue.
 
 A run whose learning diverges, whose environment fails or whose folder is deleted ends alone, and the others go on. A
 disk that can't be written to is everybody's, and ends them all.
@@ -31,7 +31,7 @@ class Saver:
 
     @property
     def going(self) -> list[int]:
-        """The agents that go on."""
+        """The agents that continue."""
         ended = {*self._training.diverged, *self._training.failed, *self._gone}
         return [i for i in range(len(self._mine)) if i not in ended]
 
@@ -62,11 +62,11 @@ class Saver:
             self._on_event(failure(self._mine[i], f"{info.faults[i]}; {kept(self._mine[i])}"))
 
     def save(self) -> None:
-        """Begin to write a checkpoint of every run that goes on, when those before have been written."""
+        """Begin to write a checkpoint of every run that continues, when those before have been written."""
         self._save(self.going)
 
     def finish(self) -> None:
-        """Write a checkpoint and the agent of every run that goes on, and wait until all of it is there."""
+        """Write a checkpoint and the agent of every run that continues, and wait until all of it is there."""
         self.save()
         self._settle(self._writer.wait())
         for i in self.going:
@@ -115,6 +115,6 @@ def deleted(run: Run) -> str:
 
 
 def kept(run: Run) -> str:
-    """Say from where a run can go on."""
+    """Say from which step a run can resume."""
     steps = checkpoint.steps_of(run.path)
-    return f"saved after step {steps[0]:,}: --resume goes on from there" if steps else "nothing of it was saved yet"
+    return f"saved after step {steps[0]:,}: --resume continues from there" if steps else "nothing of it was saved yet"

@@ -52,7 +52,7 @@ def sweep(jobs: Sequence[TrainJob], engine: Engine, console: Console) -> int:
     for event in failed:
         console.print(visible(f"failed: {event.job.request}: {event.reason}"), highlight=False, soft_wrap=True)
     if stop.asked:
-        console.print("stopped and saved; the same command goes on")
+        console.print("stopped and saved; the same command continues")
         return INTERRUPTED
     return FAILED if failed else 0
 
@@ -108,8 +108,8 @@ def _tidy(jobs: Sequence[TrainJob]) -> None:
 def local(together: int) -> Engine:
     """Return an engine that trains fleets on this machine, several at a time, each as a command of its own.
 
-    A fleet that has been trained on a GPU is judged by the CPU, while the next one trains. One with a run that another
-    process works on, such as what a killed sweep has left behind to save, waits for that; the others go on.
+    While a fleet that was trained on a GPU is evaluated, the next one trains. A fleet with a run that another process
+    works on, such as one that a killed sweep has left to save, waits for that; the others continue.
     """
 
     def engine(jobs: Sequence[TrainJob], stop: StopRequest) -> Iterator[JobEvent | None]:
@@ -139,7 +139,7 @@ class _Machine:
     def __init__(self, jobs: Sequence[TrainJob], together: int) -> None:
         self.waiting, self.running = list(jobs), dict[TrainJob, Command]()
         self._together = together
-        self._held: dict[TrainJob, str] = {}  # by whom, as it was told
+        self._held: dict[TrainJob, str] = {}  # by whom, as it was shown
         # Two fleets that both used every core took eight times as long as with one core each (catch, two cores).
         self._threads = max(1, cores() // together)
 

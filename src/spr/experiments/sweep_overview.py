@@ -22,7 +22,7 @@ class JobEvent(NamedTuple):
     """A change in a job's state."""
 
     job: TrainJob
-    state: str  # waiting for somebody else, running, done, failed or stopped
+    state: str  # waiting (for another process), running, done, failed or stopped
     reason: str = ""
 
 

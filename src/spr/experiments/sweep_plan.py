@@ -47,7 +47,7 @@ def plan(presets: Sequence[str], whole: TrainJob, largest: int, together: int | 
     twice = next((preset for preset in presets if list(presets).count(preset) > 1), None)
     if twice is not None:
         raise UserError(f"the preset {twice} is given twice")
-    for game in request.games:  # an unknown one is refused in the words of its owner
+    for game in request.games:  # refuses an unknown one
         config = replace(request, preset=presets[0]).config(game)
         make(game, 1, obs=config.observation, arguments=request.arguments).close()
     jobs = []

@@ -54,7 +54,7 @@ class TrainRequest:
         if not self.games or not self.seeds:
             raise UserError(f"there is nothing to train: no {'seed' if self.games else 'game'} is given")
         if self.resume and self.overwrite:
-            raise UserError("resume goes on with a run and overwrite starts it again: choose one")
+            raise UserError("resume continues a run and overwrite starts it again: choose one")
         if self.checkpoint_every < 0:
             raise UserError("checkpoint-every takes a number of steps, or 0 for none")
         if self.log_every is not None and self.log_every < 1:

@@ -117,7 +117,7 @@ class DeviceToHost:
         self._host: Tensor | None = None
 
     def post(self, tensor: Tensor) -> None:
-        """Copy a tensor to the host as soon as it is computed; the device goes on."""
+        """Copy a tensor to the host as soon as it is computed; the device does not wait."""
         if self._event is None:
             self._host = tensor
             return

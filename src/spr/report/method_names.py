@@ -76,7 +76,7 @@ def short_names(found: Mapping[Kind, Collection[str]]) -> dict[Kind, str]:
 
 
 def _given(kind: Kind, folders: Collection[str]) -> str:
-    """Return the name that somebody gave to a changed preset: that of the only folder its runs lie in."""
+    """Return the --name of a changed preset: the only folder that holds its runs."""
     if len(set(folders)) != 1 or not kind.changed:
         return ""
     (name,) = set(folders)

@@ -142,7 +142,7 @@ def _cell(found: Interval, runs: int, digits: int | None = None) -> Cell:
 
 
 def _digits(value: float) -> int:
-    """Return how many decimals tell scores of this size apart."""
+    """Return how many decimals distinguish scores of this size."""
     return 3 if abs(value) < 1 else 2 if abs(value) < 100 else 1
 
 

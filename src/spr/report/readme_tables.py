@@ -102,5 +102,5 @@ def _over_games(methods: Sequence[Method], draws: int, random: np.random.Generat
 
 
 def _short(score: float) -> str:
-    """Return a raw score with as many digits as tell runs apart."""
+    """Return a raw score with as many digits as it takes to distinguish runs."""
     return f"{score:,.1f}" if abs(score) < 100 else f"{score:,.0f}"

@@ -35,7 +35,7 @@ class Record(NamedTuple):
     episodes: tuple[float, ...]
     score: float
     random_score: float | None  # a random agent's, measured beside the run where none is published
-    protocol: str  # a name for people: the same for runs that may be compared
+    protocol: str  # its name in a report: the same for runs that may be compared
     rules: dict[str, Any]  # the protocol in full
     config: Config
     about: dict[str, Any]  # version, device, precision, seconds, fleet size

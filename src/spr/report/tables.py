@@ -38,13 +38,13 @@ class Cell(NamedTuple):
     best: bool = False
 
     def text(self) -> str:
-        """Return the value for a person."""
+        """Return the value as text."""
         if self.value is None:
             return ""
         return self.value if isinstance(self.value, str) else f"{self.value:,.{self.digits}f}"
 
     def interval(self) -> str:
-        """Return the interval for a person."""
+        """Return the interval as text."""
         if self.low is None or self.high is None:
             return ""
         return f"{self.low:,.{self.digits}f} to {self.high:,.{self.digits}f}"
@@ -188,7 +188,7 @@ def _by_game(column: str) -> Mapping[str, float]:
 
 
 def _since_the_paper(methods: Sequence[Method]) -> dict[str, str]:
-    """Return columns with their names for people: the authors' codes, and where one was played the later agents."""
+    """Return columns with their titles: the authors' codes, and the later agents where one was played."""
     later = any(method.name.removesuffix(PUBLISHED_ROMS) in LATER for method in methods)
     return _MEASURED_SINCE | (LATER if later else {})
 

@@ -63,7 +63,7 @@ def _holds(path: Path, name: str, asked: Mapping[str, Any]) -> bool:
 
 
 def _as_made(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a file says of its run, in the words of this version."""
+    """Return what a file says of its run, in the terms of this version."""
     for key in ("preset", "game"):
         json_files.check_name(data, key)
     config = from_dict(data.get("config"))

@@ -1,4 +1,4 @@
-"""Owns sharing: an agent with what it is and what it scored, as one file or as a folder that is ready for a hub."""
+"""Owns export: an agent with its description and its scores, as one file or as a folder that is ready for a hub."""
 
 import json
 from collections.abc import Mapping
@@ -100,7 +100,7 @@ def card(run: Run, result: Mapping[str, Any]) -> str:
         lines[-1] += f"; a random agent scored {chance:,.2f}" if chance is not None else ""
         lines[-1] += ". Every game is in `result.json`."
     else:
-        lines += ["It was not judged: its run is not finished."]
+        lines += ["It was not evaluated: its run is not finished."]
     lines += [
         "",
         "## Use",
@@ -113,7 +113,7 @@ def card(run: Run, result: Mapping[str, Any]) -> str:
         "```",
         "",
         f"or `spr evaluate THIS_FOLDER{needed}`. Loading never runs anything from these files.",
-        *(["", f"It was made with modules of somebody's own: {_cell(', '.join(run.plugins))}."] if run.plugins else []),
+        *(["", f"It was made with custom modules: {_cell(', '.join(run.plugins))}."] if run.plugins else []),
         "",
         "## Protocol",
         "",

@@ -47,7 +47,7 @@ def rewind(folder: Path, step: int) -> None:
         try:
             lines = json_files.content(path, _LARGEST).split(b"\n")
         except UnusableError as problem:
-            raise UserError(f"{path} can't be read: {problem}; remove it to go on without these lines") from problem
+            raise UserError(f"{path} can't be read: {problem}; remove it to continue without these lines") from problem
         known = ((line, json_files.row(line)) for line in lines)
         kept = [line for line, row in known if row is not None and row["step"] <= step]
         with atomic_files.writing(path):

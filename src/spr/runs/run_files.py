@@ -72,7 +72,7 @@ def plain_name(game: str) -> str:
 
 
 def refuse_taken(paths: Sequence[Path], overwrite: bool) -> None:
-    """Refuse folders that hold runs, before anything is written; a stranger's files in them are left alone."""
+    """Refuse folders that hold runs, before anything is written; other files in them are left alone."""
     for path in paths:
         try:
             found = sorted(entry.name for entry in path.iterdir() if _ours(entry.name))
@@ -85,7 +85,7 @@ def refuse_taken(paths: Sequence[Path], overwrite: bool) -> None:
                 raise _held(path, holder)
             kind = "a finished" if "result.json" in found else "an unfinished"
             raise UserError(
-                f"{path} holds {kind} run: go on with --resume, replace it with --overwrite, or give this one a --name"
+                f"{path} holds {kind} run: --resume continues it, --overwrite replaces it, --name stores another one"
             )
 
 
@@ -169,6 +169,6 @@ def _ours(name: str) -> bool:
 
 
 def unusable(path: Path, error: OSError) -> UserError | StorageFault:
-    """Return what a person should know of a path that can't be written to: another path, or the disk is at fault."""
+    """Return the error for a path that can't be written to: the user's, or the disk's."""
     kind = StorageFault if error.errno in _DISK else UserError
     return kind(f"can't write to {path}: {error.strerror or error}")

@@ -1,7 +1,7 @@
 """Owns a run's folder: configuration, metrics, weights and result, each file replaced whole or not at all.
 
 A run lives in OUT/NAME/GAME/seed-N, where the name is the preset's, or one given to a variant of it. What grows line by
-line is in `history`.
+line is in `metrics_files`.
 """
 
 import json
@@ -98,7 +98,7 @@ def checked_result(file: Path) -> dict[str, Any]:
 
 
 def save_diverged(run: Run, step: int) -> str:
-    """Write down that learning has diverged, and return it as a line for a person."""
+    """Write down that learning has diverged, and return that as a message."""
     line = (
         f"{run.game}, seed {run.seed} diverged: a loss or gradient was not finite in the updates after step {step:,}; "
         f"this agent is stopped, and {run.path / DIVERGED_UPDATE} holds the state before that update and its random "
@@ -106,8 +106,8 @@ def save_diverged(run: Run, step: int) -> str:
     )
     metrics_files.rewind(run.path, step - 1)
     with atomic_files.writing(run.path / "diverged.json"):
-        said = {"step": step, "seed": run.seed, "message": line, "version": __version__}
-        _write_json(run.path / "diverged.json", said)
+        about = {"step": step, "seed": run.seed, "message": line, "version": __version__}
+        _write_json(run.path / "diverged.json", about)
     return line
 
 
@@ -127,7 +127,7 @@ def create(runs: Sequence[Run]) -> None:
 
 
 def _clear(path: Path) -> None:
-    """Remove a run from its folder, and the folder unless it holds a stranger's files."""
+    """Remove a run from its folder, and the folder unless it holds other files."""
     for entry in path.iterdir() if path.is_dir() else ():
         if _ours(entry.name):
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
@@ -187,7 +187,7 @@ def save_result(run: Run, episodes: Sequence[float], measured: dict[str, Any]) -
 def load_run(path: Path) -> tuple[Run, dict[str, Tensor]]:
     """Read a run's description and its agent's weights, from its folder or from an exported file.
 
-    Loading never runs code from a file, and what was damaged is refused (see `weights`).
+    Loading never runs code from a file, and what was damaged is refused (see `weights_file`).
     """
     if path.is_dir():
         for name, meaning in _FILES.items():
@@ -197,11 +197,11 @@ def load_run(path: Path) -> tuple[Run, dict[str, Tensor]]:
         raise UserError(f"{path} is neither a run's folder, such as runs/spr/pong/seed-0, nor an exported agent")
     try:
         file = path / "agent.safetensors" if path.is_dir() else path
-        said = weights_file.about(file)
+        about = weights_file.about(file)
         described = _description(path) if path.is_dir() else json_files.LoadedJson({}, sealed=False)
-        data = said.words | described.data
-        run = _described(path, data)._replace(sealed=said.checksum is not None)
-        found = weights_file.read_weights(file, said, run.config, data["config"])
+        data = about.words | described.data
+        run = _described(path, data)._replace(sealed=about.checksum is not None)
+        found = weights_file.read_weights(file, about, run.config, data["config"])
         if described.sealed and not run.sealed:  # agents had one before descriptions had
             raise UnusableError("its agent has lost its checksum")
     except (UserError, UnusableError) as error:

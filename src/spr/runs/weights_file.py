@@ -46,15 +46,15 @@ def about(file: Path) -> About:
     """Return what a file says of itself; nothing of that is checked yet."""
     with _opened(file) as agent:
         metadata = agent.metadata() or {}
-    said = json_files.parse(metadata.get("spr", "{}"))
-    if not isinstance(said, dict):
+    found = json_files.parse(metadata.get("spr", "{}"))
+    if not isinstance(found, dict):
         raise UnusableError("what it says of itself is damaged")
-    words = {key: value for key, value in metadata.items() if key == "step"} | said
+    words = {key: value for key, value in metadata.items() if key == "step"} | found
     checksum = words.pop("sha256", None)
     return About(words, None if checksum is None else str(checksum))
 
 
-def read_weights(file: Path, said: About, config: Config, stored: Mapping[str, Any]) -> dict[str, Tensor]:
+def read_weights(file: Path, stored_as: About, config: Config, stored: Mapping[str, Any]) -> dict[str, Tensor]:
     """Read weights that a configuration asks for, as it was stored.
 
     Names, shapes and sizes are checked before any weight is read; then the checksum, and that all numbers are finite.
@@ -62,7 +62,7 @@ def read_weights(file: Path, said: About, config: Config, stored: Mapping[str, A
     with _opened(file) as agent:
         _check_shapes(agent, config, file.stat().st_size)
         weights = {name: agent.get_tensor(name) for name in agent.keys()}  # noqa: SIM118 - it is no mapping
-    if said.checksum is not None and said.checksum != _checksum(weights, said.words, stored):
+    if stored_as.checksum is not None and stored_as.checksum != _checksum(weights, stored_as.words, stored):
         raise UserError("its weights or its configuration are not those that were saved")
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
@@ -72,7 +72,7 @@ def read_weights(file: Path, said: About, config: Config, stored: Mapping[str, A
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """Open a file of weights; what the library finds wrong with it is said in a line."""
+    """Open a file of weights; what the library finds wrong with it becomes one line."""
     if not file.is_file():
         raise UnusableError(f"{file.name} is no plain file")
     try:

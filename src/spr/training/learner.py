@@ -1,7 +1,7 @@
 """Owns learning: the state of a fleet's learners and one update of all of them.
 
 The objective is written for one agent; `vmap` over rows of parameters makes the fleet. Shapes: S agents first,
-everywhere; P the numbers of an agent (see `flat_params`).
+everywhere; P the numbers of an agent (see `parameter_layout`).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +19,12 @@ from spr.agent.augmentation import Views, make_views
 from spr.agent.networks import CLIPS, Group, Networks, networks_without_weights
 from spr.agent.objective import LossOutput, Objective, importance_weighted
 from spr.agent.parameter_layout import Layout
+from spr.agent.priorities import priority_of
 from spr.agent.random_streams import RawNumbers, RngStreams, UpdateRandomness
 from spr.agent.replay import Batch, Replay
 from spr.agent.schedules import ScheduledScalars
 from spr.config.config import Config
 from spr.ops.cuda_graphs import compiled
-
-_RAW_PRIORITY_FLOOR = 1e-6
 
 
 def _acts(group: Group) -> bool:
@@ -57,7 +56,7 @@ class LearnerState:
     count: Tensor  # [] Adam's steps
     action_mask: Tensor | None  # [S, A] which actions each agent's game has; None: all that there is room for
     diverged: Tensor  # [S] whose loss or gradient was not finite: such an agent stays as it was before that update
-    averaged: bool  # whether the target is an average of all weights, which then acts and is judged
+    averaged: bool  # whether the target is an average of all weights, which then acts and is evaluated
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -66,12 +65,12 @@ class LearnerState:
 
     @property
     def acting(self) -> dict[str, Tensor]:
-        """What acts, is judged and is kept as the agent, by name, [S, ...] each: the average where there is one."""
+        """The weights that act, are evaluated and saved, by name, [S, ...] each: the average where there is one."""
         return self.layout.views(self.target if self.averaged else self.weights)
 
 
 class Gradients(NamedTuple):
-    """What one batch says about the weights."""
+    """The gradients of one batch."""
 
     grads: Tensor  # [S, P]
     norms: dict[str, Tensor]  # [S] each, of the gradients that are clipped together
@@ -141,7 +140,7 @@ class Learner:
             first_moment=torch.zeros_like(weights),
             second_moment=torch.zeros_like(weights),
             count=torch.zeros((), device=self._device),
-            # Agents of several games compute alike in any company, even those that use all the room.
+            # Agents whose games have every action get a mask too: an agent computes the same in any fleet.
             action_mask=None if game_num_actions is None else action_masks(each, self._num_actions, self._device),
             diverged=torch.zeros(len(seeds), dtype=torch.bool, device=self._device),
             averaged=self._averaged,
@@ -217,8 +216,7 @@ class Learner:
         norms = {name: torch.linalg.vector_norm(grads[:, part], dim=1) for name, part in self._clipped.items()}
         unclipped = grads[:, self._unclipped].sum(1)
         state.diverged.logical_or_(~torch.stack([loss, *norms.values(), unclipped]).isfinite().all(0))
-        # The floor keeps a perfectly predicted transition from never being sampled again.
-        priority = output.raw_priority.clamp(min=_RAW_PRIORITY_FLOOR) ** self.config.replay.priority_exponent
+        priority = priority_of(output.raw_priority, self.config.replay.priority_exponent)
         replay.update_priorities(start, priority, frozen=state.diverged)
         means = {name: value.mean(-1) for name, value in output.losses.items()}
         shown = {f"norm_{name}": norm for name, norm in norms.items()}

@@ -55,7 +55,7 @@ def row_interval(config: Config, asked: int | None) -> int:
 
 
 class Training:
-    """A training run in progress: the loop, and the state that a checkpoint saves between steps (see `resume`)."""
+    """A training run in progress: the loop, and the state that a checkpoint saves between steps (see `snapshot`)."""
 
     def __init__(self, fleet: Fleet, log_every: int | None = None) -> None:
         """Start at step 0, with a row of metrics every so many steps."""

@@ -1,7 +1,7 @@
-"""Owns resets: some of the networks is drawn anew while learning goes on (Nikishin et al. 2022; D'Oro et al. 2023).
+"""Owns resets: parts of the networks are re-initialised during training (Nikishin et al. 2022; D'Oro et al. 2023).
 
-A reset writes into the state in place, between two environment steps. What it draws follows from an agent's seed and
-from the number of the reset: so it is the same alone, in any fleet, and when a run goes on from a checkpoint.
+A reset writes into the state in place, between two environment steps. New weights depend on the agent's seed and on the
+number of the reset only: they are the same alone, in any fleet, and when a run resumes.
 Shapes: S agents, P the numbers of an agent.
 """
 
