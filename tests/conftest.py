@@ -19,7 +19,7 @@ from spr.config.config import Config, fields
 from spr.config.presets import preset_config
 from spr.experiments.job_runner import JobRunner
 from spr.experiments.train_request import TrainJob, TrainRequest
-from spr.ops import functional, fused_ops
+from spr.ops import functional, kernels
 from spr.training.learner import Learner
 
 ROOT = Path(__file__).parents[1]
@@ -171,4 +171,4 @@ def gpu_ops(monkeypatch):
         "convolve",
         lambda x, weight, stride=1, padding=0: functional.shift_and_add(x, weight, stride, padding),
     )
-    monkeypatch.setattr(fused_ops, "has_kernels", lambda _: True)
+    monkeypatch.setattr(kernels, "has_kernels", lambda _: True)

@@ -190,6 +190,21 @@ def evaluate(
     given. `on_event` is called with every event.
     """
     agent = agent if isinstance(agent, Agent) else agents.load(agent)
+    try:
+        return play(agent, env, episodes, seed, epsilon, on_event or to_all())
+    except EnvironmentFault as fault:
+        raise UserError(str(fault)) from fault
+
+
+def play(
+    agent: Agent,
+    env: str | Env | None,
+    episodes: int | None,
+    seed: int | None,
+    epsilon: float | None,
+    on_event: Consumer,
+) -> Evaluation:
+    """Evaluate an agent for the command line and for Python; an environment that fails raises `EnvironmentFault`."""
     tune(agent.device, choose_precision("auto", agent.device))
     if env is None:
         compatibility.refuse_other_rom(agent.run)
@@ -202,10 +217,7 @@ def evaluate(
     config = agent.config if episodes is None else agent.config.override({"evaluation.episodes": episodes})
     params = {name: tensor[None] for name, tensor in agent.weights.items()}
     who = Agents([game], params, [agent.run.seed if seed is None else seed], arguments)
-    try:
-        (played,) = evaluate_agents(config, who, on_event or to_all(), epsilon)
-    except EnvironmentFault as fault:
-        raise UserError(str(fault)) from fault
+    (played,) = evaluate_agents(config, who, on_event, epsilon)
     return Evaluation(played.scores, game, played.lengths)
 
 

@@ -127,7 +127,7 @@ def _evaluate(args: argparse.Namespace, console: Console) -> int:
     if not run.sealed:
         quiet.print(f"{args.folder} is of version 0.10 or before and has no checksum: damage would go unnoticed")
     with Display(quiet) as display:
-        played = api.evaluate(agent, episodes=args.episodes, seed=seed, on_event=display)
+        played = api.play(agent, None, args.episodes, seed, None, display)
     scores, lengths, mean, human = played.scores, played.lengths, played.score, played.human_normalised
     steps = config.schedule.steps
     if args.json:

@@ -21,7 +21,7 @@ from spr.common.errors import UserError
 from spr.config.config import Config
 from spr.config.presets import preset_config
 from spr.envs.registry import make
-from spr.ops import functional, fused_ops, impala_ops
+from spr.ops import functional, impala_ops, kernels
 from spr.training import snapshot
 from spr.training.fleet import assemble, fleet_memory
 from spr.training.loop import Training
@@ -155,7 +155,7 @@ def test_impala_halves_the_sides_three_times_and_keeps_as_many_numbers_as_publis
 
 def test_impala_in_half_precision_rounds_products_only(monkeypatch):
     """As a GPU does it: weights in bf16, biases and latents in float32; here a CPU's bf16 convolutions."""
-    monkeypatch.setattr(fused_ops, "has_kernels", lambda _: True)
+    monkeypatch.setattr(kernels, "has_kernels", lambda _: True)
     monkeypatch.setattr(impala_ops, "_FILLS_A_GPU", 0)
     torch.manual_seed(0)
     encoder, x = make_encoder("impala", (20, 22, 4)), numbers(3, 4, 20, 22).float()
@@ -204,7 +204,7 @@ def test_a_fleets_wide_convolutions_and_their_gradients_are_the_plain_ones(monke
         return out.detach(), *torch.autograd.grad((out * g).sum(), given)
 
     plain = made()
-    monkeypatch.setattr(fused_ops, "has_kernels", lambda _: True)
+    monkeypatch.setattr(kernels, "has_kernels", lambda _: True)
     monkeypatch.setattr(impala_ops, "_FILLS_A_GPU", 0)
     library = made()
     monkeypatch.setattr(impala_ops, "_FILLS_A_GPU", math.inf)
@@ -216,7 +216,7 @@ def test_a_fleets_wide_convolutions_and_their_gradients_are_the_plain_ones(monke
 
 def test_only_what_fills_a_gpu_goes_to_the_library_agent_by_agent(monkeypatch):
     """Of batches of 32: BBF's convolutions but the first, which is one with its pool; not those of SPR's size."""
-    monkeypatch.setattr(fused_ops, "has_kernels", lambda _: True)
+    monkeypatch.setattr(kernels, "has_kernels", lambda _: True)
     went = []
     monkeypatch.setattr(
         impala_ops,
@@ -372,7 +372,7 @@ def test_a_gpus_way_gives_the_same_gradients_and_is_one_graph(monkeypatch, chang
         return world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates).grads
 
     plain = gradients(lambda function: function)
-    monkeypatch.setattr(fused_ops, "has_kernels", lambda _: True)
+    monkeypatch.setattr(kernels, "has_kernels", lambda _: True)
     monkeypatch.setattr(impala_ops, "_FILLS_A_GPU", 1_000_000)  # so that there are convolutions of both kinds
     for fuse in (lambda function: function, whole):
         found = gradients(fuse)

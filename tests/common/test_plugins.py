@@ -130,7 +130,7 @@ def test_own_games_presets_and_encoders_train_sweep_and_are_judged(mine, tmp_pat
     forgotten()
     capsys.readouterr()
     assert main(["evaluate", str(run)]) == 2
-    assert "is named by --plugin" in capsys.readouterr().err
+    assert "if a plug-in registers it: --plugin" in capsys.readouterr().err
     assert main(["report", "runs", "--out", "report"]) == 0  # it makes no networks
     assert main(["evaluate", str(run), *plugin]) == 0
     assert main(["export", str(run), "shared/", *plugin]) == 0

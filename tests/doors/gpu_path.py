@@ -29,8 +29,8 @@ from spr.agent.random_streams import RawNumbers, RngStreams
 from spr.agent.replay import Replay
 from spr.agent.schedules import new_scalars
 from spr.config.presets import preset_config
-from spr.ops import functional, fused_ops, fused_triton
-from spr.ops.fleet_op import KERNELS
+from spr.ops import functional, kernels, random_triton
+from spr.ops.kernels import KERNELS
 from spr.training.actor import Actor
 from spr.training.learner import Learner
 
@@ -74,7 +74,7 @@ def note_launches(preset, agents):
     config, here = preset_config(preset), HERE
 
     def drawn(normal, uniform):
-        fused_triton.random(torch.zeros(agents, 2, dtype=torch.int64), normal, uniform)
+        random_triton.random(torch.zeros(agents, 2, dtype=torch.int64), normal, uniform)
         return RawNumbers(torch.zeros(agents, normal), torch.zeros(agents, uniform))
 
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -94,7 +94,7 @@ def as_on_a_gpu():
     """Have operations be those of a GPU, and those that the compiler is given."""
     torch.compiler.is_compiling = lambda: True
     functional.convolve = lambda x, weight, stride=1, padding=0: functional.shift_and_add(x, weight, stride, padding)
-    fused_ops.has_kernels = lambda x: x.dtype in (torch.uint8, torch.bfloat16, torch.float32)
+    kernels.has_kernels = lambda x: x.dtype in (torch.uint8, torch.bfloat16, torch.float32)
 
 
 def with_kernels():

@@ -16,8 +16,18 @@ pytest.importorskip("triton", reason="needs Triton, which comes with a GPU's PyT
 from conftest import LITTLE_FRAMES, World  # noqa: E402
 
 from spr.config.presets import preset_config  # noqa: E402
-from spr.ops import functional, fused_ops, fused_triton, impala_ops, impala_triton, rollout_ops, rollout_triton  # noqa: E402
-from spr.ops.fleet_op import KERNELS  # noqa: E402
+from spr.ops import (  # noqa: E402
+    conv_triton,
+    functional,
+    impala_ops,
+    impala_triton,
+    kernels,
+    observation_triton,
+    random_triton,
+    rollout_ops,
+    rollout_triton,
+)
+from spr.ops.kernels import KERNELS  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 
@@ -37,7 +47,7 @@ def numbers(*shape, seed=0):
 
 def test_random_words_are_those_of_the_published_generator():
     """The first answers that its authors give for Philox 4x32-10: nothing but zeros in; and after 2^32 draws more."""
-    _, uniform = fused_triton.random(torch.tensor([[0, 0], [0, 2**32]], device=DEVICE), 0, 4)
+    _, uniform = random_triton.random(torch.tensor([[0, 0], [0, 2**32]], device=DEVICE), 0, 4)
     words = (uniform * 2**24).long().tolist()
     assert words[0] == [0x6627E8, 0xE169C5, 0xBC57AC, 0x9B00DB]
     assert words[1] != words[0]
@@ -45,7 +55,7 @@ def test_random_words_are_those_of_the_published_generator():
 
 def test_random_numbers_have_their_distributions_and_depend_on_seed_and_turn_only():
     streams = torch.tensor([[7, 0], [8, 0], [7, 1]], device=DEVICE)
-    normal, uniform = fused_triton.random(streams, 20_001, 10_002)
+    normal, uniform = random_triton.random(streams, 20_001, 10_002)
     assert streams.tolist() == [[7, 1], [8, 1], [7, 2]]
     for row in normal.double():
         moments = [row.mean(), row.square().mean() - 1, row.pow(3).mean(), row.pow(4).mean() - 3]
@@ -59,9 +69,9 @@ def test_random_numbers_have_their_distributions_and_depend_on_seed_and_turn_onl
         assert ((counts - len(row) / 16).square() / (len(row) / 16)).sum() < 45  # chi-square, 15 degrees: p = 1e-4
     assert (normal.corrcoef() - torch.eye(3, device=DEVICE)).abs().max() < 0.04
     assert abs((normal[:, :-1] * normal[:, 1:]).mean()) < 0.02  # neighbours
-    again, _ = fused_triton.random(streams[:1], 20_001, 10_002)
+    again, _ = random_triton.random(streams[:1], 20_001, 10_002)
     assert torch.equal(again[0], normal[2])  # alone, at its second turn
-    assert [part.shape for part in fused_triton.random(streams, 0, 0)] == [(3, 0), (3, 0)]
+    assert [part.shape for part in random_triton.random(streams, 0, 0)] == [(3, 0), (3, 0)]
     assert streams[0, 1] == 2  # nothing was drawn
 
 
@@ -72,7 +82,7 @@ def test_observations_are_drawn_as_pixel_by_pixel(planes):
     frame = torch.randint(0, 20, (7, planes), dtype=torch.int32, generator=generator).to(DEVICE)
     shift = torch.randint(-4, 5, (7, 2), dtype=torch.int32, generator=generator).to(DEVICE)
     brightness = torch.rand(7, planes, generator=generator).to(DEVICE)
-    drawn = fused_triton.draw(frames, frame, shift, brightness, torch.float32)
+    drawn = observation_triton.draw(frames, frame, shift, brightness, torch.float32)
     plain = functional.shifted_pixels(frames, frame, shift) * brightness[..., None, None]
     assert torch.equal(drawn.movedim(-1, -3), plain)
 
@@ -84,7 +94,7 @@ def test_convolutions_are_the_librarys(side, channels, kernel, stride, out):
     """Of each agent by its own weights, and of a part of what each agent has."""
     x = numbers(2, 4, side, side, channels)[:, 1:]
     weight, bias = numbers(2, out, channels, kernel, kernel) / 10, numbers(2, out)
-    made = fused_triton.convolve(x, weight.permute(0, 3, 4, 2, 1).contiguous(), bias, stride, torch.float32)
+    made = conv_triton.convolve(x, weight.permute(0, 3, 4, 2, 1).contiguous(), bias, stride, torch.float32)
     for agent in range(2):
         exact = [tensor[agent].double() for tensor in (x, weight, bias)]  # in float32 the library may round more
         plain = torch.conv2d(exact[0].permute(0, 3, 1, 2), *exact[1:], stride).relu().permute(0, 2, 3, 1)
@@ -99,11 +109,11 @@ def test_gradients_of_convolutions_are_the_librarys(side, channels, kernel, stri
     """With pixels at the edge that no kernel reaches, and channels that fill no block."""
     x = numbers(2, 4, side, side, channels)[:, 1:]
     weight, bias = numbers(2, kernel, kernel, channels, out) / 10, numbers(2, out)
-    y = fused_triton.convolve(x, weight, bias, stride, torch.float32)
+    y = conv_triton.convolve(x, weight, bias, stride, torch.float32)
     g = numbers(*y.shape, seed=1)
     d_x, d_kernel = (
-        fused_triton.convolve_back(g, y, x, weight, stride),
-        fused_triton.kernel_back(g, y, x, weight, stride),
+        conv_triton.convolve_back(g, y, x, weight, stride),
+        conv_triton.kernel_back(g, y, x, weight, stride),
     )
     for agent in range(2):
         exact = [tensor[agent].double() for tensor in (x, weight, bias)]
@@ -259,7 +269,7 @@ def test_a_whole_update_by_kernels_is_the_plain_one(monkeypatch, changes):
         return world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates).grads
 
     plain = gradients()
-    monkeypatch.setattr(fused_ops, "has_kernels", lambda _: True)
+    monkeypatch.setattr(kernels, "has_kernels", lambda _: True)
     for op, kernel in KERNELS.items():
         op.register_kernel("cpu", as_announced(op, kernel))
     found = gradients()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spr.config.config import Config
-from spr.ops import functional, fused_ops
+from spr.ops import functional, kernels, observation_ops
 
 
 class View(NamedTuple):
@@ -130,8 +130,8 @@ def observations(
     if params.corner.shape[-1]:
         corner, margin = params.corner.transpose(-3, -2), params.margin.transpose(-2, -1)
         stacked = functional.shifted_pixels(planes, frame, shift, corner, margin)
-    elif fused_ops.has_kernels(planes):
-        return fused_ops.draw(planes, frame, shift, brightness, dtype)
+    elif kernels.has_kernels(planes):
+        return observation_ops.draw(planes, frame, shift, brightness, dtype)
     else:
         stacked = functional.shifted_rows(planes, frame, shift, largest_shift)
     # Converted first and scaled in place: a mixed product would hold the floating-point pixels twice.

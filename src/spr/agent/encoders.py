@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from spr.common.errors import UserError, did_you_mean
 from spr.config.config import Shape
-from spr.ops import functional, fused_ops, impala_ops
+from spr.ops import conv_ops, functional, impala_ops
 
 _USUAL = {"width": 1, "padding": "valid"}  # what encoders may be asked for, and what each is otherwise
 _STAGES, _BLOCKS = (16, 32, 32), 2  # Impala's channels at a width of 1, and residual blocks in each stage
@@ -83,7 +83,7 @@ class ConvEncoder(Encoder):
         for i, (conv, stride) in enumerate(self._layers):
             x = functional.pad_same(x, conv.weight.shape[-1], stride) if self._same else x
             last = i == len(self._layers) - 1  # what is not multiplied next stays in float32
-            x = fused_ops.convolve_relu(x, conv.weight, conv.bias, stride, torch.float32 if last else conv.weight.dtype)
+            x = conv_ops.convolve_relu(x, conv.weight, conv.bias, stride, torch.float32 if last else conv.weight.dtype)
             if dropout:
                 x = x * dropout[i]
         return functional.renormalise(x)

@@ -16,9 +16,9 @@ from spr.agent.augmentation import AugmentParams, augment_params, views_of, whol
 from spr.agent.encoders import encoder_shapes
 from spr.agent.q_head import Noise, noise_shapes
 from spr.config.config import Config
-from spr.ops.fleet_op import Deferred
+from spr.ops.kernels import Deferred
 
-_kernels = Deferred("spr.ops.fused_triton")
+_kernels = Deferred("spr.ops.random_triton")
 
 
 class UpdateRandomness(NamedTuple):

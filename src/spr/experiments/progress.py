@@ -75,8 +75,7 @@ class Bar:
     def __init__(self, console: Console, title: str, total: int, unit: str) -> None:
         """Start at nothing done."""
         self._console, self._title, self._total, self._unit = console, title, total, unit
-        self._last_look = -_REFRESH
-        self._last_line = time.monotonic()
+        self._last_look = self._last_line = time.monotonic()
         self._live = Progress(
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),

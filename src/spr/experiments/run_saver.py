@@ -101,6 +101,7 @@ class Saver:
                 self._gone.add(i)
                 self._on_event(failure(run, deleted(run)))
                 return
+            self._writer.wait()  # a checkpoint that is being written counts as saved
             raise StorageFault(f"{fault}; {kept(run)}") from fault
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spr.ops import functional, fused_ops
-from spr.ops.fleet_op import Deferred, fleet_op
+from spr.ops import functional, kernels
+from spr.ops.kernels import Deferred, fleet_op
 
 _kernels = Deferred("spr.ops.impala_triton")
 
@@ -36,7 +36,7 @@ def convolve_same(x: Tensor, weight: Tensor) -> Tensor:
     kernel = weight.shape[-1]
     assert kernel % 2 == 1, "an even kernel would need more padding on one side"
     x = x.to(weight.dtype)
-    if not fused_ops.has_kernels(weight):
+    if not kernels.has_kernels(weight):
         return functional.convolve(x, weight, padding=kernel // 2)
     if x[..., 0].numel() * weight.numel() < _FILLS_A_GPU:
         return functional.shift_and_add(x, weight, 1, kernel // 2)
@@ -106,7 +106,7 @@ def convolve_pool(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     The largest value stays the largest when all get the same bias: it is added to a quarter of them. Of few channels,
     as observations have, a GPU takes one kernel; their own gradient is then not to be had.
     """
-    if fused_ops.has_kernels(weight) and x.shape[-1] <= _FEW_CHANNELS:
+    if kernels.has_kernels(weight) and x.shape[-1] <= _FEW_CHANNELS:
         taps = weight.permute(2, 3, 1, 0).flatten(1, 2).contiguous()  # [3, 3 * C, out]
         given = x.to(weight.dtype).contiguous()[None], taps[None], bias[None]
         made: Tensor = _convolve_pool(*given, torch.is_grad_enabled())[0]
@@ -120,7 +120,7 @@ def max_pool_same(x: Tensor) -> Tensor:
     A GPU reads and writes it channels last, as convolutions do. The compiler would lay the result out channels first,
     and since torch 2.13 add up its gradient atomically, which gives other bits another time.
     """
-    if not fused_ops.has_kernels(x):
+    if not kernels.has_kernels(x):
         return functional.max_pool_same(x)
     pooled: Tensor = _max_pool(x.contiguous()[None], torch.is_grad_enabled())[0]
     return pooled[0]
@@ -252,7 +252,7 @@ def renormalise(x: Tensor) -> Tensor:
 
     The compiler's gradient of a least value is one reduction after another over few samples: 517 us of BBF's update.
     """
-    if not fused_ops.has_kernels(x):
+    if not kernels.has_kernels(x):
         return functional.renormalise(x)
     flat = functional.at_least_fp32(x).flatten(1).contiguous()
     scaled: Tensor = _renormalise(flat[None])[0]

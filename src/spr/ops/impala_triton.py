@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from spr.ops.functional import pooled_like
-from spr.ops.fused_triton import precision_of
+from spr.ops.launch import precision_of
 
 _POOLED = 1024  # numbers that one program pools
 _PROGRAMS = 264  # that sum the gradient of one agent's kernels: two for each processor of an H200

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spr.ops import functional, fused_ops, impala_ops
-from spr.ops.fleet_op import Deferred, fleet_op
+from spr.ops import functional, impala_ops, kernels
+from spr.ops.kernels import Deferred, fleet_op
 
 _kernels = Deferred("spr.ops.rollout_triton")
 _MOST_PIXELS, _CHANNELS = 64, (16, 32, 64)  # of a latent that one program holds
@@ -32,7 +32,7 @@ def rollout(
     """
     assert (z.dim(), action_bias.dim(), first.dim()) == (4, 5, 4)
     height, width, channels = z.shape[1:]
-    if fused_ops.has_kernels(first) and height * width <= _MOST_PIXELS and channels in _CHANNELS:
+    if kernels.has_kernels(first) and height * width <= _MOST_PIXELS and channels in _CHANNELS:
         taps = [weight.permute(2, 3, 1, 0).flatten(0, 1).contiguous()[None] for weight in (first, second)]
         vectors = [vector[None] for vector in (bn_weight, bn_bias, bias)]
         given = (z.contiguous()[None], action_bias.contiguous()[None], taps[0], *vectors[:2], taps[1], vectors[2], eps)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spr.ops import functional, fused_triton
+from spr.ops import functional, launch
 
 _LEAST_SPAN = tl.constexpr(functional.LEAST_SPAN)
 
@@ -247,7 +247,7 @@ def _shapes(z: Tensor, steps: int) -> dict[str, Any]:
     _, batch, height, width, channels = z.shape
     return {
         "BATCH": batch, "STEPS": steps, "HEIGHT": height, "WIDTH": width, "CHANNELS": channels,
-        "PIXELS": max(16, triton.next_power_of_2(height * width)), "PRECISION": fused_triton.precision_of(z),
+        "PIXELS": max(16, triton.next_power_of_2(height * width)), "PRECISION": launch.precision_of(z),
     }  # fmt: skip
 
 
@@ -295,7 +295,7 @@ def rollout_back(
             **shapes, **padded,
         )  # fmt: skip
     # The sum behind a gradient of weights is divided among enough programs to fill a GPU.
-    splits = max(1, min(steps * batch // 4, fused_triton.PROGRAMS // (3 * agents)))
+    splits = max(1, min(steps * batch // 4, launch.PROGRAMS // (3 * agents)))
     parts = []
     for x, d in ((inputs, d_product), (normal, d_second)):
         parts.append(g.new_empty(agents, splits, 9, channels, channels))

@@ -1,6 +1,8 @@
 """Owns how an operation that has a kernel of ours is made known to PyTorch: for each device, the compiler and `vmap`.
 
-An operation is called for one agent, as a fleet of one. It is written for a fleet: its tensors are [S, ...].
+An operation is called for one agent, as everything in the networks is. Its kernel is written for a fleet: its tensors
+are [S, ...]. On other devices its plain version runs, so that all but the kernels themselves can be tested without a
+GPU.
 """
 
 from collections.abc import Callable
@@ -11,6 +13,11 @@ import torch
 from torch import Tensor
 
 KERNELS: dict[Any, Callable[..., Any]] = {}  # what launches the kernel of an operation that has one
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Say whether there are kernels of our own for such a tensor."""
+    return x.device.type == "cuda" and x.dtype in (torch.uint8, torch.bfloat16, torch.float32)
 
 
 class Deferred:

@@ -1,8 +1,6 @@
-"""Owns operations for which a GPU has kernels of our own (`fused_triton`); everywhere else they are plain steps.
+"""Owns the convolution with bias and ReLU: one kernel on a GPU, plain steps elsewhere.
 
-Each is called for one agent, as everything in the networks is. Its kernel is written for a fleet, so it is a custom
-operation (`fleet_op`) with a plain version for other devices: all but the kernels themselves can be tested without a
-GPU. Shapes: S agents, B batch, N observations.
+Shapes: S agents, B batch, N observations, C channels.
 """
 
 from typing import Any
@@ -11,15 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spr.ops import functional
-from spr.ops.fleet_op import Deferred, fleet_op
+from spr.ops import functional, kernels
+from spr.ops.kernels import Deferred, fleet_op
 
-_kernels = Deferred("spr.ops.fused_triton")
-
-
-def has_kernels(x: Tensor) -> bool:
-    """Say whether there are kernels of our own for such a tensor."""
-    return x.device.type == "cuda" and x.dtype in (torch.uint8, torch.bfloat16, torch.float32)
+_kernels = Deferred("spr.ops.conv_triton")
 
 
 def convolve_relu(x: Tensor, weight: Tensor, bias: Tensor, stride: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -29,7 +22,7 @@ def convolve_relu(x: Tensor, weight: Tensor, bias: Tensor, stride: int, dtype: t
     be wider than the product. Its gradient takes two passes.
     """
     run = weight.shape[1] * weight.shape[-1]  # numbers of a kernel's row
-    if not has_kernels(weight) or run % 16:
+    if not kernels.has_kernels(weight) or run % 16:
         return F.relu(functional.convolve(x, weight, stride) + bias)
     taps = weight.permute(2, 3, 1, 0).contiguous()
     made: Tensor = _convolve_relu(x.to(weight.dtype)[None], taps[None], bias[None], stride, dtype)
@@ -95,28 +88,3 @@ def _convolve_gradient(ctx: Any, g: Tensor) -> tuple[Any, ...]:
 
 
 _convolve_relu.register_autograd(_convolve_gradient, setup_context=_keep_convolved)
-
-
-def draw(planes: Tensor, frame: Tensor, shift: Tensor, brightness: Tensor, dtype: torch.dtype) -> Tensor:
-    """Stack planes shifted, as `functional.shifted_pixels` does, times their brightness [..., P]: one pass, in a dtype.
-
-    Planes [N, H, W] become observations [..., P, H, W] whose planes lie side by side in memory.
-    """
-    drawn: Tensor = _draw(planes, frame.flatten(0, -2), shift.flatten(0, -2), brightness.flatten(0, -2), dtype)
-    observations: Tensor = drawn.unflatten(0, frame.shape[:-1]).movedim(-1, -3)
-    return observations
-
-
-def _drawn_like(planes: Tensor, frame: Tensor, _: Tensor, brightness: Tensor, dtype: torch.dtype) -> Tensor:
-    return brightness.new_empty(len(frame), *planes.shape[1:], frame.shape[-1], dtype=dtype)
-
-
-def _draw_by_kernel(planes: Tensor, frame: Tensor, shift: Tensor, brightness: Tensor, dtype: torch.dtype) -> Any:
-    return _kernels.draw(planes, frame.contiguous(), shift.contiguous(), brightness.contiguous(), dtype)
-
-
-@fleet_op(like=_drawn_like, kernel=_draw_by_kernel)
-def _draw(planes: Tensor, frame: Tensor, shift: Tensor, brightness: Tensor, dtype: torch.dtype) -> Tensor:
-    """[N, H, W] by [M, P] -> [M, H, W, P]."""
-    shifted = functional.shifted_pixels(planes, frame, shift).to(brightness.dtype) * brightness[..., None, None]
-    return shifted.movedim(-3, -1).contiguous().to(dtype)

@@ -1,7 +1,7 @@
-"""Owns kernels written in Triton, for a GPU only: what the compiler's own code spends the most memory traffic on.
+"""Owns the kernels of the standard encoder's convolutions and their gradients, written in Triton, for a GPU only.
 
-`fused_ops` calls them, says what they mean, and has a plain twin of each; the tests compare the two. Everything is
-summed in float32 and in a fixed order. Shapes: S agents, N observations, C channels, P planes.
+`conv_ops` calls them, says what they mean, and has a plain twin of each; the tests compare the two. Everything is
+summed in float32 and in a fixed order. Shapes: S agents, N observations, C channels.
 """
 
 from typing import Any
@@ -11,95 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_PIXELS = 512  # of an observation that one program draws
-PROGRAMS = 528  # four for each processor of an H200
-
-
-def precision_of(x: Tensor) -> str:
-    """Return how products are taken: float32 ones as torch is told to."""
-    return "ieee" if x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
-
-
-# ---- random numbers
-
-
-@triton.jit
-def _random(state, normal, uniform, NORMAL: tl.constexpr, UNIFORM: tl.constexpr, BLOCK: tl.constexpr):
-    """Philox 4x32-10 (Salmon et al. 2011): four words from a seed, a place, and how often was drawn before."""
-    agent = tl.program_id(0).to(tl.int64)
-    seed, turn = tl.load(state + 2 * agent), tl.load(state + 2 * agent + 1)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    none = place * 0
-    low, high = none + (turn & 0xFFFFFFFF).to(tl.uint32), none + (turn >> 32).to(tl.uint32)
-    a, b, c, d = tl.philox(seed, place, low, high, none)
-    normals: tl.constexpr = (NORMAL + 3) // 4
-    uniforms: tl.constexpr = (UNIFORM + 3) // 4
-    # Normal numbers come in pairs, by their distance from 0 and an angle (Box and Muller 1958).
-    some = place < normals
-    target = normal + agent * NORMAL + place
-    for pair in tl.static_range(2):
-        far, angle = a if pair == 0 else c, b if pair == 0 else d
-        far = tl.sqrt(-2.0 * tl.log((far.to(tl.float32) + 1.0) * 2.0**-32))
-        angle = angle.to(tl.float32) * (6.283185307179586 * 2.0**-32)
-        one, two = 2 * pair * normals, (2 * pair + 1) * normals
-        tl.store(target + one, far * tl.cos(angle), mask=some & (place + one < NORMAL))
-        tl.store(target + two, far * tl.sin(angle), mask=some & (place + two < NORMAL))
-    place -= normals
-    some = (place >= 0) & (place < uniforms)
-    target = uniform + agent * UNIFORM + place
-    for i in tl.static_range(4):
-        word = a if i == 0 else b if i == 1 else c if i == 2 else d
-        value = (word >> 8).to(tl.float32) * 2.0**-24
-        tl.store(target + i * uniforms, value, mask=some & (place + i * uniforms < UNIFORM))
-
-
-def random(state: Tensor, normal: int, uniform: int) -> tuple[Tensor, Tensor]:
-    """Draw numbers [S, ...] of each kind, and advance the streams [S, 2]: seeds, and how often was drawn."""
-    agents = len(state)
-    made = torch.empty(agents, normal, device=state.device), torch.empty(agents, uniform, device=state.device)
-    places = triton.cdiv(normal, 4) + triton.cdiv(uniform, 4)
-    if places:
-        _random[agents, triton.cdiv(places, 256)](state, *made, NORMAL=normal, UNIFORM=uniform, BLOCK=256)
-        state[:, 1] += 1
-    return made
-
-
-# ---- observations
-
-
-@triton.jit
-def _draw(
-    planes, index, shift, brightness, out,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PLANES: tl.constexpr, PADDED: tl.constexpr, PIXELS: tl.constexpr,
-):  # fmt: skip
-    observation = tl.program_id(0).to(tl.int64)
-    pixel = tl.program_id(1) * PIXELS + tl.arange(0, PIXELS)
-    plane = tl.arange(0, PADDED)
-    inside = (pixel < HEIGHT * WIDTH)[:, None] & (plane < PLANES)[None, :]
-    down, right = tl.load(shift + 2 * observation), tl.load(shift + 2 * observation + 1)
-    row = tl.minimum(tl.maximum(pixel // WIDTH + down, 0), HEIGHT - 1)
-    column = tl.minimum(tl.maximum(pixel % WIDTH + right, 0), WIDTH - 1)
-    which = tl.load(index + observation * PLANES + plane, mask=plane < PLANES, other=0).to(tl.int64)
-    bright = tl.load(brightness + observation * PLANES + plane, mask=plane < PLANES, other=0.0)
-    source = planes + which[None, :] * (HEIGHT * WIDTH) + (row * WIDTH + column)[:, None]
-    value = tl.load(source, mask=inside, other=0).to(tl.float32) * bright[None, :]
-    target = out + (observation * (HEIGHT * WIDTH) + pixel)[:, None] * PLANES + plane[None, :]
-    tl.store(target, value.to(out.dtype.element_ty), mask=inside)
-
-
-def draw(planes: Tensor, index: Tensor, shift: Tensor, brightness: Tensor, dtype: torch.dtype) -> Tensor:
-    """Draw observations [N, H, W, P] from planes, by index [N, P], shift [N, 2] and brightness [N, P]."""
-    count, stacked = index.shape
-    height, width = planes.shape[1:]
-    out = torch.empty(count, height, width, stacked, dtype=dtype, device=planes.device)
-    _draw[count, triton.cdiv(height * width, _PIXELS)](
-        planes, index, shift, brightness, out,
-        HEIGHT=height, WIDTH=width, PLANES=stacked, PADDED=triton.next_power_of_2(stacked), PIXELS=_PIXELS,
-    )  # fmt: skip
-    return out
-
-
-# ---- convolutions, each with its bias and ReLU
+from spr.ops.launch import PROGRAMS, precision_of
 
 
 @triton.jit
