@@ -19,7 +19,7 @@ from spr.config.config import Config, fields
 from spr.config.presets import preset_config
 from spr.experiments.job_runner import JobRunner
 from spr.experiments.train_request import TrainJob, TrainRequest
-from spr.ops import functional, kernels
+from spr.ops import each_agent, functional, kernels
 from spr.training.learner import Learner
 
 ROOT = Path(__file__).parents[1]
@@ -163,6 +163,14 @@ def grad_views(config):
     return sum(view.needs_grad for view in views_of(config))
 
 
+def in_rows(learner, grads):
+    """Gradients as rows [S, P], however the learner has them."""
+    if isinstance(grads, torch.Tensor):
+        return grads
+    stacked = {name: torch.stack([mine[name] for mine in grads]) for name in grads[0]}
+    return learner.layout.rows(stacked, learner._dtype, CPU)
+
+
 @pytest.fixture
 def gpu_ops(monkeypatch):
     """Compute on a CPU what a GPU would compute: its own way to convolve and to gather pixels."""
@@ -172,3 +180,4 @@ def gpu_ops(monkeypatch):
         lambda x, weight, stride=1, padding=0: functional.shift_and_add(x, weight, stride, padding),
     )
     monkeypatch.setattr(kernels, "has_kernels", lambda _: True)
+    monkeypatch.setattr(each_agent, "takes_turns", lambda _: False)

@@ -7,10 +7,11 @@ From Python: `spr.train`, `spr.train_events`, `spr.load`, `spr.evaluate`, `spr.p
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from spr.common import old_paths
+from spr.common import old_paths, threads
 from spr.common.version import __version__ as __version__
 
 old_paths.install()
+threads.set_wait_policy()
 
 if TYPE_CHECKING:
     from spr.agent.auxiliary_losses import register as register_loss

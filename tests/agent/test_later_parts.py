@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ACTIONS, World, as_options, small
+from conftest import ACTIONS, World, as_options, in_rows, small
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
@@ -21,7 +21,7 @@ from spr.common.errors import UserError
 from spr.config.config import Config
 from spr.config.presets import preset_config
 from spr.envs.registry import make
-from spr.ops import functional, impala_ops, kernels
+from spr.ops import each_agent, functional, impala_ops, kernels
 from spr.training import snapshot
 from spr.training.fleet import assemble, fleet_memory
 from spr.training.loop import Training
@@ -156,6 +156,7 @@ def test_impala_halves_the_sides_three_times_and_keeps_as_many_numbers_as_publis
 def test_impala_in_half_precision_rounds_products_only(monkeypatch):
     """As a GPU does it: weights in bf16, biases and latents in float32; here a CPU's bf16 convolutions."""
     monkeypatch.setattr(kernels, "has_kernels", lambda _: True)
+    monkeypatch.setattr(each_agent, "takes_turns", lambda _: False)
     monkeypatch.setattr(impala_ops, "_FILLS_A_GPU", 0)
     torch.manual_seed(0)
     encoder, x = make_encoder("impala", (20, 22, 4)), numbers(3, 4, 20, 22).float()
@@ -205,6 +206,7 @@ def test_a_fleets_wide_convolutions_and_their_gradients_are_the_plain_ones(monke
 
     plain = made()
     monkeypatch.setattr(kernels, "has_kernels", lambda _: True)
+    monkeypatch.setattr(each_agent, "takes_turns", lambda _: False)
     monkeypatch.setattr(impala_ops, "_FILLS_A_GPU", 0)
     library = made()
     monkeypatch.setattr(impala_ops, "_FILLS_A_GPU", math.inf)
@@ -369,10 +371,12 @@ def test_a_gpus_way_gives_the_same_gradients_and_is_one_graph(monkeypatch, chang
     def gradients(fuse):
         world = World(small(**changes), [0, 1])
         world.learner._losses = fuse(world.learner._losses)
-        return world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates).grads
+        found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates)
+        return in_rows(world.learner, found.grads)
 
     plain = gradients(lambda function: function)
     monkeypatch.setattr(kernels, "has_kernels", lambda _: True)
+    monkeypatch.setattr(each_agent, "takes_turns", lambda _: False)
     monkeypatch.setattr(impala_ops, "_FILLS_A_GPU", 1_000_000)  # so that there are convolutions of both kinds
     for fuse in (lambda function: function, whole):
         found = gradients(fuse)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import in_rows
 from torch.func import functional_call
 
 from spr.agent.augmentation import AugmentParams, Views
@@ -132,7 +133,7 @@ def compute():
     params = AugmentParams(unused[..., None], unused[..., None], unused, unused)
     draws = UpdateRandomness(unused, params, noise=both, dropout=())
     rows, loss, terms = learner.gradients(state, batch, Views(obs[:, :1], obs[:, 1:]), draws)
-    grads = learner.layout.views(rows)
+    grads = learner.layout.views(in_rows(learner, rows))
     return {"learner": learner, "state": state, "obs": obs, "noise": noise, "draws": draws, "batch": batch} | {
         "loss": loss,
         "terms": terms,

@@ -29,7 +29,7 @@ from spr.agent.random_streams import RawNumbers, RngStreams
 from spr.agent.replay import Replay
 from spr.agent.schedules import new_scalars
 from spr.config.presets import preset_config
-from spr.ops import functional, kernels, random_triton
+from spr.ops import each_agent, functional, kernels, random_triton
 from spr.ops.kernels import KERNELS
 from spr.training.actor import Actor
 from spr.training.learner import Learner
@@ -94,6 +94,7 @@ def as_on_a_gpu():
     """Have operations be those of a GPU, and those that the compiler is given."""
     torch.compiler.is_compiling = lambda: True
     functional.convolve = lambda x, weight, stride=1, padding=0: functional.shift_and_add(x, weight, stride, padding)
+    each_agent.takes_turns = lambda _: False
     kernels.has_kernels = lambda x: x.dtype in (torch.uint8, torch.bfloat16, torch.float32)
 
 

@@ -13,11 +13,12 @@ if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="needs Triton, which comes with a GPU's PyTorch or with the dev extra")
 
-from conftest import LITTLE_FRAMES, World  # noqa: E402
+from conftest import LITTLE_FRAMES, World, in_rows  # noqa: E402
 
 from spr.config.presets import preset_config  # noqa: E402
 from spr.ops import (  # noqa: E402
     conv_triton,
+    each_agent,
     functional,
     impala_ops,
     impala_triton,
@@ -266,10 +267,12 @@ def test_a_whole_update_by_kernels_is_the_plain_one(monkeypatch, changes):
 
     def gradients():
         world = World(config, [0, 1])
-        return world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates).grads
+        found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates)
+        return in_rows(world.learner, found.grads)
 
     plain = gradients()
     monkeypatch.setattr(kernels, "has_kernels", lambda _: True)
+    monkeypatch.setattr(each_agent, "takes_turns", lambda _: False)
     for op, kernel in KERNELS.items():
         op.register_kernel("cpu", as_announced(op, kernel))
     found = gradients()

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from conftest import ACTIONS, CPU, World, small
+from conftest import ACTIONS, CPU, World, in_rows, small
 from torch.utils._pytree import tree_map
 
 from spr.agent.action_padding import crop_actions, pad_actions
@@ -96,7 +96,7 @@ def test_the_norms_are_those_of_encoder_and_head_and_of_the_model():
     compute = world.learner.gradients
     world.learner.gradients = lambda *args: (kept.append(compute(*args)), kept[0])[1]  # type: ignore[method-assign]
     found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates)
-    grads = world.learner.layout.views(kept[0][0])
+    grads = world.learner.layout.views(in_rows(world.learner, kept[0][0]))
     for norm, beginnings in {"norm_agent": ("encoder.", "head."), "norm_model": ("transition.",)}.items():
         squares = sum(grad.flatten(1).square().sum(1) for name, grad in grads.items() if name.startswith(beginnings))
         torch.testing.assert_close(found.metrics[norm], squares.sqrt(), rtol=1e-5, atol=1e-5)
@@ -109,7 +109,7 @@ def test_the_step_is_adam_of_the_paper():
     for count in range(1, 4):
         found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates)
         world.learner.apply_gradients(world.state, found.grads, found.norms)
-        grads = found.grads  # clipped by now
+        grads = in_rows(world.learner, found.grads)  # clipped by now
         m = 0.9 * m + 0.1 * grads
         v = 0.999 * v + 0.001 * grads**2
         rate = 1e-4 / (1 - 0.9**count)
@@ -129,7 +129,7 @@ def test_the_step_with_decay_is_adamw_on_everything_but_vectors():
     for _ in range(3):
         found = world.learner.gradients_and_priorities(world.state, world.replay, world.draws(), world.rates)
         world.learner.apply_gradients(world.state, found.grads, found.norms)
-        for name, grad in world.learner.layout.views(found.grads).items():  # clipped by now
+        for name, grad in world.learner.layout.views(in_rows(world.learner, found.grads)).items():  # clipped by now
             params[name].grad = grad[0].clone()
         adamw.step()
     for name, p in world.state.params.items():
@@ -218,7 +218,7 @@ def test_the_average_values_the_bootstrap_and_gives_the_targets():
     online, average = Networks(config, ACTIONS), Networks(config, ACTIONS)
     online.load_state_dict({name: p[0] for name, p in world.state.params.items()})
     average.load_state_dict({name: p[0] for name, p in world.state.acting.items()})
-    obs, (*targets, bootstrap) = views.with_grad[0, 0], views.without_grad[0]
+    obs, (*targets, bootstrap) = views.with_grad.scaled()[0, 0], views.without_grad.scaled()[0]
     with torch.no_grad():
         best = online(bootstrap).argmax(-1)
         rows = torch.arange(len(best))
@@ -236,7 +236,7 @@ def test_the_average_values_the_bootstrap_and_gives_the_targets():
             t = average.project(average.encoder(targets[k]).flatten(1))
             spr = spr - torch.cosine_similarity(y, t) * batch.mask[0, :, k]
     torch.testing.assert_close(output.losses["spr"][0], spr)
-    assert grads.isfinite().all()
+    assert in_rows(world.learner, grads).isfinite().all()
 
 
 def test_priorities_are_the_root_of_the_divergence():
@@ -295,7 +295,7 @@ def test_no_gradient_reaches_the_targets_though_the_loss_depends_on_them():
     one = [tree_map(lambda t: t[0], struct) for struct in (batch, Views(obs[:, :1], obs[:, 1:]), draws)]
 
     def loss(row, target):
-        return world.learner._agent_loss(row, (target, world.state.target[0]), *one)[0]
+        return world.learner._row_loss(row, (target, world.state.target[0]), *one)[0]
 
     by_row, by_target = torch.func.grad(loss, argnums=(0, 1))(row, target)
     assert by_row.count_nonzero() > 0.5 * by_row.numel()

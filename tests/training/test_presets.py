@@ -71,7 +71,7 @@ def one_agents_loss(world):
     obs = random_views(config, config.replay.batch_size)
     one = [tree_map(lambda t: t[0], struct) for struct in (batch, obs, draws)]
     ema = world.state.ema[0]
-    return lambda row, target: world.learner._agent_loss(row, (ema, target), *one)[0]
+    return lambda row, target: world.learner._row_loss(row, (ema, target), *one)[0]
 
 
 def random_views(config, batch):
@@ -98,7 +98,7 @@ def test_gradients_flow_into_the_targets_only_without_the_stop(preset, flows):
 
     def loss(images):
         row, targets = world.state.weights[0], (world.state.ema[0], world.state.target[0])
-        return world.learner._agent_loss(row, targets, structs[0], split(config, images, 0), structs[1])[0]
+        return world.learner._row_loss(row, targets, structs[0], split(config, images, 0), structs[1])[0]
 
     by_view = torch.func.grad(loss)(obs[0]).abs().flatten(1).sum(1)
     assert by_view[0] > 0

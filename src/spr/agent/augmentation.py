@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from spr.config.config import Config
 from spr.ops import functional, kernels, observation_ops
@@ -61,11 +62,26 @@ def view_indices(config: Config) -> ViewIndices:
     )
 
 
-class Views(NamedTuple):
-    """The observations of an update: those that gradients reach, and the others; each part is encoded in one pass."""
+class Planes(NamedTuple):
+    """Observations whose pixels are not scaled yet: a CPU does that view by view, while they are in its cache."""
 
-    with_grad: Tensor  # [..., O1, B, P, H, W]
-    without_grad: Tensor  # [..., O2, B, P, H, W]
+    pixels: Tensor  # [..., O, B, P, H, W] uint8
+    brightness: Tensor  # [..., O, B, P] what they are multiplied by
+
+    def scaled(self) -> Tensor:
+        """Return the observations [..., O, B, P, H, W], where 1 is white."""
+        # Converted first and scaled in place: a mixed product would hold the floating-point pixels twice.
+        return self.pixels.to(self.brightness.dtype).mul_(self.brightness[..., None, None])
+
+
+Observed = Tensor | Planes
+
+
+class Views(NamedTuple):
+    """The observations of an update: those that gradients reach, and the others."""
+
+    with_grad: Observed  # [..., O1, B, P, H, W]
+    without_grad: Observed  # [..., O2, B, P, H, W]
 
 
 class AugmentParams(NamedTuple):
@@ -101,10 +117,14 @@ def make_views(
     config: Config, frames: Tensor, offsets: Tensor, visible: Tensor, params: AugmentParams, dtype: torch.dtype
 ) -> Views:
     """Build the observations of an update from frames [..., B, L, C, H, W] (see `observations`)."""
-    count = view_indices(config).with_grad
-    whole = observations(frames, offsets, visible, params, config.augment.shift, dtype)
-    lead = whole.dim() - 5
-    return Views(whole.narrow(lead, 0, count), whole.narrow(lead, count, whole.shape[lead] - count))
+    given = frames, offsets, visible, params, config.augment.shift
+    whole = observations(*given, dtype) if kernels.has_kernels(frames) else stacked_planes(*given)
+    first, lead = view_indices(config).with_grad, offsets.dim() + params.factor.dim() - 3
+
+    def part(tensor: Tensor, begin: int, end: int) -> Tensor:
+        return tensor.narrow(lead, begin, end - begin)
+
+    return Views(tree_map(lambda t: part(t, 0, first), whole), tree_map(lambda t: part(t, first, len(offsets)), whole))
 
 
 def observations(
@@ -116,8 +136,30 @@ def observations(
     frame; visible [..., B, O, stack], zero for frames of an earlier episode. Returns [..., O, B, P, H, W] in a dtype,
     where 1 is white: O comes before the batch so that the networks take their slices without copying.
     """
+    if kernels.has_kernels(frames) and not params.corner.shape[-1]:
+        frame, brightness = _sources(frames, offsets, visible, params)
+        shift = params.shift.transpose(-3, -2)  # [..., O, B, 2]
+        return observation_ops.draw(frames.reshape(-1, *frames.shape[-2:]), frame, shift, brightness, dtype)
+    return stacked_planes(frames, offsets, visible, params, largest_shift).scaled().to(dtype)
+
+
+def stacked_planes(
+    frames: Tensor, offsets: Tensor, visible: Tensor, params: AugmentParams, largest_shift: int
+) -> Planes:
+    """Stack and shift frames, as `observations` does, and say how they are to be scaled."""
+    frame, brightness = _sources(frames, offsets, visible, params)
+    shift = params.shift.transpose(-3, -2)  # [..., O, B, 2]
+    planes = frames.reshape(-1, *frames.shape[-2:])
+    if params.corner.shape[-1]:
+        corner, margin = params.corner.transpose(-3, -2), params.margin.transpose(-2, -1)
+        return Planes(functional.shifted_pixels(planes, frame, shift, corner, margin), brightness)
+    return Planes(functional.shifted_rows(planes, frame, shift, largest_shift), brightness)
+
+
+def _sources(frames: Tensor, offsets: Tensor, visible: Tensor, params: AugmentParams) -> tuple[Tensor, Tensor]:
+    """Return which plane each plane of an observation is, and what its pixels are multiplied by, [..., O, B, P]."""
     assert frames.dim() == visible.dim() + 2 == params.factor.dim() + 3
-    *lead, batch, length, channels, height, width = frames.shape
+    *lead, batch, length, channels, _, _ = frames.shape
     device = frames.device
     sequence = functional.arange32(frames.shape[:-4].numel(), device).view(*lead, 1, batch, 1) * length
     frame = sequence + offsets[:, None, None] + functional.arange32(visible.shape[-1], device)  # [..., O, B, stack]
@@ -125,14 +167,4 @@ def observations(
     if channels > 1:
         frame = (frame[..., None] * channels + functional.arange32(channels, device)).flatten(-2)  # [..., O, B, P]
         brightness = brightness.repeat_interleave(channels, -1)
-    shift = params.shift.transpose(-3, -2)  # [..., O, B, 2]
-    planes = frames.reshape(-1, height, width)
-    if params.corner.shape[-1]:
-        corner, margin = params.corner.transpose(-3, -2), params.margin.transpose(-2, -1)
-        stacked = functional.shifted_pixels(planes, frame, shift, corner, margin)
-    elif kernels.has_kernels(planes):
-        return observation_ops.draw(planes, frame, shift, brightness, dtype)
-    else:
-        stacked = functional.shifted_rows(planes, frame, shift, largest_shift)
-    # Converted first and scaled in place: a mixed product would hold the floating-point pixels twice.
-    return stacked.to(brightness.dtype).mul_(brightness[..., None, None]).to(dtype)
+    return frame, brightness

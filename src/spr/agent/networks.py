@@ -133,7 +133,7 @@ class Networks(nn.Module):
         if self.projection == "none":
             return y
         bias = self.predictor.bias
-        return functional.linear(y, self.predictor.weight, 0 if bias is None else bias)
+        return functional.linear(y, self.predictor.weight, bias)
 
     def q_values(self, outputs: Tensor, action_mask: ActionMask = None) -> Tensor:
         """Return Q-values [..., A] of the head's outputs [..., A, Z]; those of actions that a game lacks are -inf."""

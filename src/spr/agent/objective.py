@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from spr.agent.action_padding import ActionMask
-from spr.agent.augmentation import Views, view_indices
+from spr.agent.augmentation import Observed, Planes, Views, view_indices
 from spr.agent.auxiliary_losses import aux_loss, cosine, uniformity, unit
 from spr.agent.distributions import cross_entropy, project_distribution
 from spr.agent.networks import Networks
@@ -75,27 +75,28 @@ class Objective(nn.Module):
             metrics |= more_metrics
         return LossOutput(losses, raw_priority, metrics)
 
-    def _encode_fixed(self, obs: Tensor, dropout: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    def _encode_fixed(self, obs: Observed, dropout: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """Encode the targets by the target encoder, [T, B, ...], and the bootstrap, [B, ...], twice.
 
         That is by the online encoder, to choose an action, and by the RL target's, to value it. Where some of these are
         one network, one pass does it.
         """
         first, targets, bootstrap = self.places.with_grad, self.places.targets, self.places.bootstrap
-        last, everything = slice(bootstrap, bootstrap + 1), slice(first, first + len(obs))
+        last, everything = slice(bootstrap, bootstrap + 1), slice(first, bootstrap + 1)
+        of_bootstrap = slice(bootstrap - first, None)
         if self.target is not None and self.averaged:
             z = _encode(self.target, obs, dropout, everything)
-            z_choosing = _encode(self.online, obs[bootstrap - first :], dropout, last)[0]
+            z_choosing = _encode(self.online, _part(obs, of_bootstrap), dropout, last)[0]
             return z[: bootstrap - first], z_choosing, z[bootstrap - first]
         if self.ema is None:
             z = _encode(self.online, obs, dropout, everything)
             z_targets, z_choosing = z[: bootstrap - first], z[bootstrap - first]
         else:
-            z_targets = _encode(self.ema, obs[: targets.stop - first], dropout, targets)
-            z_choosing = _encode(self.online, obs[bootstrap - first :], dropout, last)[0]
+            z_targets = _encode(self.ema, _part(obs, slice(0, targets.stop - first)), dropout, targets)
+            z_choosing = _encode(self.online, _part(obs, of_bootstrap), dropout, last)[0]
         if self.target is None:
             return z_targets, z_choosing, z_choosing
-        return z_targets, z_choosing, _encode(self.target, obs[bootstrap - first :], dropout, last)[0]
+        return z_targets, z_choosing, _encode(self.target, _part(obs, of_bootstrap), dropout, last)[0]
 
     def _rl_loss(
         self,
@@ -174,12 +175,27 @@ def _last(noise: Noise) -> Any:
     return tree_map(lambda e: e[-1:], noise)
 
 
-def _encode(networks: Networks, obs: Tensor, dropout: tuple[Tensor, ...], which: slice) -> Tensor:
-    """Encode views [O, B, ...] in one pass, under the dropout masks [all views, B, H, W, C] of these."""
-    masks = tuple(mask[which].flatten(0, 1) for mask in dropout)
-    z: Tensor = networks.encoder(obs.flatten(0, 1), masks)
-    parts: Tensor = z.unflatten(0, obs.shape[:2])
-    return parts
+def _part(obs: Observed, which: slice) -> Observed:
+    """Return some of the views [O, B, ...]."""
+    part: Observed = tree_map(lambda t: t[which], obs)
+    return part
+
+
+def _encode(networks: Networks, obs: Observed, dropout: tuple[Tensor, ...], which: slice) -> Tensor:
+    """Encode views [O, B, ...] under the dropout masks [all views, B, H, W, C] of these.
+
+    Those that are not scaled yet are encoded one by one, others in one pass.
+    """
+    masks = tuple(mask[which] for mask in dropout)
+    if isinstance(obs, Tensor):
+        z: Tensor = networks.encoder(obs.flatten(0, 1), tuple(mask.flatten(0, 1) for mask in masks))
+        parts: Tensor = z.unflatten(0, obs.shape[:2])
+        return parts
+    each = [
+        networks.encoder(Planes(pixels, brightness).scaled(), tuple(mask[i] for mask in masks))
+        for i, (pixels, brightness) in enumerate(zip(*obs, strict=True))
+    ]
+    return torch.stack(each) if len(each) > 1 else each[0][None]
 
 
 def importance_weighted(losses: dict[str, Tensor], weights: dict[str, float], importance: Tensor) -> Tensor:

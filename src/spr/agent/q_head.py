@@ -121,8 +121,12 @@ class NoisyLinear(nn.Module):
         groups, streams, _ = e_in.shape
         noisy = (x * e_in.transpose(0, 1)[:, :, None]).flatten(1, 2)  # [streams, G * B, in]
         sigma = self.weight_sigma.unflatten(0, (streams, -1))
-        product = functional.at_least_fp32(sigma @ noisy.to(sigma.dtype).mT)  # [streams, out / streams, G * B]
-        product = product.flatten(0, 1).mT.unflatten(0, (groups, -1))
+        if functional.on_cpu(noisy):
+            product = torch.cat([functional.linear(*stream, None) for stream in zip(noisy, sigma, strict=True)], -1)
+            product = product.unflatten(0, (groups, -1))
+        else:
+            product = functional.at_least_fp32(sigma @ noisy.to(sigma.dtype).mT)  # [streams, out / streams, G * B]
+            product = product.flatten(0, 1).mT.unflatten(0, (groups, -1))
         noised: Tensor = self.mean(x) + e_out[:, None] * (product + self.bias_sigma)
         return noised
 

@@ -32,14 +32,22 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """Turn auto, fp32, tf32 or bf16 into how matrix products are taken while learning; auto is the fastest here."""
+    """Turn auto, fp32, tf32 or bf16 into how matrix products are taken while learning; auto is bf16 on a GPU only."""
     if name not in PRECISIONS:
         raise UserError(f"unknown precision '{name}'; there are {', '.join(PRECISIONS)}")
-    if name in ("tf32", "bf16") and device.type != "cuda":
-        raise UserError(f"precision {name} needs a GPU; on the {device.type} there is fp32")
+    if name == "tf32" and device.type != "cuda":
+        raise UserError(f"precision tf32 needs a GPU; on the {device.type} there is fp32")
+    if name == "bf16" and device.type == "cpu" and not _cpu_multiplies_bf16():
+        raise UserError("precision bf16 needs a processor that computes it (AVX512-BF16 or AMX): use fp32 here")
     if name == "auto":
         return "bf16" if device.type == "cuda" else "fp32"
     return name
+
+
+def _cpu_multiplies_bf16() -> bool:
+    """Say whether this processor has instructions for bf16; without them it is slower than float32."""
+    flags = (_PROC / "cpuinfo").read_text(encoding="utf-8", errors="replace").split()
+    return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
 def product_dtype(precision: str) -> torch.dtype:
@@ -55,8 +63,46 @@ def device_name(device: torch.device) -> str:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Return how many cores this process may use: by its affinity, and by the quota of its cgroups (containers)."""
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, min([allowed, *(int(quota) for quota in _core_quotas(_PROC, _CGROUPS))]))
+
+
+def _core_quotas(proc: Path, root: Path) -> Iterator[float]:
+    """Yield how many cores' time each group that this process is in may take, where that is limited."""
+    for version, group in _groups_of(proc, root, "cpu"):
+        try:
+            if version == 2:
+                quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
+            else:
+                quota, period = (
+                    (group / f"cpu.cfs_{name}_us").read_text(encoding="ascii").strip() for name in ("quota", "period")
+                )
+        except (OSError, ValueError):  # the group has no such limit, or is not to be seen from here
+            continue
+        if quota not in ("max", "-1"):
+            yield int(quota) / int(period)
+
+
+def _groups_of(proc: Path, root: Path, controller: str) -> Iterator[tuple[int, Path]]:
+    """Yield the folders of each group that this process is in, and of each that these are in: cgroups v1 and v2."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:  # a kernel without groups has no limits by them
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            version, mounts = 2, [root, root / "unified"]
+        elif controller in controllers.split(","):
+            version, mounts = 1, [root / name for name in dict.fromkeys([controllers, controller])]
+        else:
+            continue
+        # In a container the path may be as it is outside, and its own group is then where groups are mounted.
+        inner = Path(path.lstrip("/"))
+        for mount in mounts:
+            for part in dict.fromkeys([inner, *inner.parents]):
+                yield version, mount / part
 
 
 def free_memory(device: torch.device) -> int:
@@ -91,24 +137,12 @@ def _free_by_ulimit(proc: Path) -> Iterator[int]:
 
 def _free_in_cgroups(proc: Path, root: Path) -> Iterator[int]:
     """Yield what each group that this process is in, and each that these are in, may still take: cgroups v1 and v2."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:  # a kernel without groups has no limits by them
-        return
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            mounts, names = [root, root / "unified"], ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            mounts = [root / "memory"]
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        # In a container the path may be as it is outside, and its own group is then where groups are mounted.
-        inner = Path(path.lstrip("/"))
-        groups = [mount / part for mount in mounts for part in dict.fromkeys([inner, *inner.parents])]
-        found = (_free_in_cgroup(group, *names) for group in groups)
-        yield from (free for free in found if free is not None)
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("memory.max", "memory.current", "inactive_file"),
+    }
+    found = (_free_in_cgroup(group, *names[version]) for version, group in _groups_of(proc, root, "memory"))
+    yield from (free for free in found if free is not None)
 
 
 def _free_in_cgroup(group: Path, limit_name: str, usage_name: str, file_name: str) -> int | None:
@@ -149,6 +183,8 @@ def tune(device: torch.device, precision: str) -> None:
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
         torch.backends.cudnn.deterministic = True
         return
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores():
+        torch.set_num_threads(cores())
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 2**30)

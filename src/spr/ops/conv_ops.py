@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spr.ops import functional, kernels
+from spr.ops import conv_cpu, functional, kernels
 from spr.ops.kernels import Deferred, fleet_op
 
 _kernels = Deferred("spr.ops.conv_triton")
@@ -21,6 +21,8 @@ def convolve_relu(x: Tensor, weight: Tensor, bias: Tensor, stride: int, dtype: t
     A GPU does it in one pass without anything in between, and returns it in a dtype: what is multiplied next need not
     be wider than the product. Its gradient takes two passes.
     """
+    if functional.on_cpu(bias):
+        return conv_cpu.convolve(x, weight, bias, stride, relu=True)
     run = weight.shape[1] * weight.shape[-1]  # numbers of a kernel's row
     if not kernels.has_kernels(weight) or run % 16:
         return F.relu(functional.convolve(x, weight, stride) + bias)

@@ -17,12 +17,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from spr.ops import conv_cpu, linear_cpu
+
 LEAST_SPAN = 1e-5  # by which a sample of latents is divided, if its values lie closer together
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
     """Return x in float32, or in its own dtype where that is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def on_cpu(x: Tensor) -> bool:
+    """Say whether operators for a CPU take such a tensor: one agent's, in float32, outside of the compiler."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dtype != torch.float32:
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
@@ -32,12 +41,15 @@ def scale_gradient(x: Tensor, factor: float) -> Tensor:
     return x * factor + x.detach() * (1 - factor)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | int) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x @ weight.T + bias, written so that the gradient of the weight needs no transposing.
 
     Under vmap F.linear gives that gradient transposed, and laying it out again costs more than computing it.
     """
-    return at_least_fp32((weight @ x.to(weight.dtype).mT).mT) + bias
+    if on_cpu(x) and x.dim() == weight.dim() == 2:
+        return linear_cpu.linear(x, weight, bias)
+    made = at_least_fp32((weight @ x.to(weight.dtype).mT).mT)
+    return made if bias is None else made + bias
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int = 1, padding: int = 0) -> Tensor:
@@ -49,6 +61,8 @@ def convolve(x: Tensor, weight: Tensor, stride: int = 1, padding: int = 0) -> Te
     assert x.dim() == weight.dim() == 4
     assert weight.shape[-1] % stride == 0, "a kernel must be a multiple of its stride"
     assert stride == 1 or padding == 0, "padding is for a stride of 1"
+    if on_cpu(x):
+        return conv_cpu.convolve(x, weight, None, stride, padding)
     if x.device.type == "cpu":
         return F.conv2d(x.permute(0, 3, 1, 2), weight, None, stride, padding).permute(0, 2, 3, 1)
     return shift_and_add(x, weight, stride, padding)
@@ -171,6 +185,8 @@ def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     What a difference of means loses in digits is far below eps.
     """
     assert (x.dim(), weight.dim(), bias.dim()) == (4, 1, 1)
+    if on_cpu(x):
+        return F.batch_norm(x.permute(0, 3, 1, 2), None, None, weight, bias, True, eps=eps).permute(0, 2, 3, 1)
     mean, square = x.mean((0, 1, 2)), x.square().mean((0, 1, 2))
     variance = (square - mean.square()).clamp(min=0)
     scale = weight * (variance + eps).rsqrt()

@@ -18,6 +18,7 @@ from spr.agent.random_streams import RawNumbers
 from spr.agent.replay import learning_reward
 from spr.config.config import Config
 from spr.envs.base import Frames, Step
+from spr.ops import each_agent
 from spr.ops.cuda_graphs import DeviceToHost, HostToDevice, captured, compiled
 from spr.training.fleet import Fleet
 
@@ -35,7 +36,7 @@ class Actor:
         def q_values(params: dict[str, Tensor], obs: Tensor, noise: Noise, action_mask: ActionMask = None) -> Any:
             return functional_call(networks, params, (obs, noise, action_mask))
 
-        self._q_values = vmap(q_values)
+        self._q_values = each_agent.in_turn(q_values) if each_agent.takes_turns(device) else vmap(q_values)
         self.names = frozenset(name for name, group in networks.groups().items() if group.acts)
 
     def observe(self, frame: Tensor, is_first: Tensor, moved: Tensor | None = None) -> None:

@@ -4,6 +4,7 @@ The objective is written for one agent; `vmap` over rows of parameters makes the
 everywhere; P the numbers of an agent (see `parameter_layout`).
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,7 +25,9 @@ from spr.agent.random_streams import RawNumbers, RngStreams, UpdateRandomness
 from spr.agent.replay import Batch, Replay
 from spr.agent.schedules import ScheduledScalars
 from spr.config.config import Config
+from spr.ops import each_agent
 from spr.ops.cuda_graphs import compiled
+from spr.training.agent_gradients import AgentGradients
 
 
 def _acts(group: Group) -> bool:
@@ -69,10 +72,14 @@ class LearnerState:
         return self.layout.views(self.target if self.averaged else self.weights)
 
 
+# [S, P]; or, of agents whose gradients were computed each by itself, by name for each: a row would be a copy.
+Grads = Tensor | list[dict[str, Tensor]]
+
+
 class Gradients(NamedTuple):
     """The gradients of one batch."""
 
-    grads: Tensor  # [S, P]
+    grads: Grads
     norms: dict[str, Tensor]  # [S] each, of the gradients that are clipped together
     metrics: dict[str, Tensor]  # [S] each
 
@@ -102,16 +109,14 @@ class Learner:
         self._matmul_dtype = matmul_dtype or dtype
         # On a CPU the library's own fused Adam; on a GPU its plain one, which the compiler fuses with clipping.
         self._fused = device.type == "cpu"
+        self._in_turn = each_agent.takes_turns(device)
+        self._fleet_gradients = AgentGradients(self._agent_gradients)
         self._has_ema = bool(config.target_offsets) and config.learner.ema_decay > 0
         self._averaged = config.learner.average > 0
         self._has_target = config.learner.target_period > 1 or self._averaged
         self._in_target = _all if self._averaged else _acts
-        online, ema, target = (
-            networks_without_weights(config, num_actions, device, dtype) if wanted else None
-            for wanted in (True, self._has_ema, self._has_target)
-        )
-        assert online is not None
-        self._objective = Objective(config, online, ema, target)
+        self._objectives = threading.local()  # one for each thread: a call gives its modules their weights for a while
+        online = self._objective.online
         self.layout = Layout({name: p.shape for name, p in online.named_parameters()}, online.groups())
         self.ema_columns = self.layout.columns(_in_ema)
         self.target_columns = self.layout.columns(self._in_target)
@@ -126,6 +131,19 @@ class Learner:
         self._losses = fuse(self.losses, device)
         self._update_priorities = fuse(self.update_priorities, device)
         self._apply_gradients = fuse(self.apply_gradients, device)
+
+    @property
+    def _objective(self) -> Objective:
+        """The objective, without weights."""
+        if not hasattr(self._objectives, "mine"):
+            online, ema, target = (
+                networks_without_weights(self.config, self._num_actions, self._device, self._dtype) if wanted else None
+                for wanted in (True, self._has_ema, self._has_target)
+            )
+            assert online is not None
+            self._objectives.mine = Objective(self.config, online, ema, target)
+        mine: Objective = self._objectives.mine
+        return mine
 
     def init(self, seeds: Sequence[int], game_num_actions: Sequence[int] | None = None) -> LearnerState:
         """Initialise one agent per seed."""
@@ -193,28 +211,42 @@ class Learner:
 
     def gradients(
         self, state: LearnerState, batch: Batch, views: Views, draws: UpdateRandomness
-    ) -> tuple[Tensor, Tensor, LossOutput]:
-        """Return each agent's gradients [S, P], its loss [S], and what the objective gave."""
+    ) -> tuple[Grads, Tensor, LossOutput]:
+        """Return each agent's gradients, its loss [S], and what the objective gave."""
+        if self._in_turn:
+            action_mask = () if state.action_mask is None else (state.action_mask,)
+            given = state.weights, (state.ema, state.target), batch, views, _cast(draws, self._dtype), *action_mask
+            results = self._fleet_gradients(*given)
+            loss, output = tree_map(lambda *parts: torch.stack(parts), *((loss, more) for _, loss, more in results))
+            return [grads for grads, _, _ in results], loss, output
         rows = state.weights.detach().requires_grad_()
         loss, output = self._losses(rows, state, batch, views, _cast(draws, self._dtype))
         # Agents have nothing in common, so the gradient of the sum is each one's own.
         (grads,) = torch.autograd.grad(loss.sum(), rows)
         return grads, loss.detach(), output
 
+    def _agent_gradients(self, row: Tensor, *given: Any) -> tuple[dict[str, Tensor], Tensor, LossOutput]:
+        """Return the gradients of one agent with weights [P] by name, its loss, and what the objective gave."""
+        params = {name: p.detach().requires_grad_() for name, p in self.layout.views(row).items()}
+        loss, output = self._agent_loss(params, *given)
+        found = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
+        # Adam reads them in the order of the weights, whatever the layout that a gradient was computed in.
+        grads = {name: grad.contiguous() for name, grad in zip(params, found, strict=True)}
+        return grads, loss.detach(), tree_map(Tensor.detach, output)
+
     def losses(
         self, rows: Tensor, state: LearnerState, batch: Batch, views: Views, draws: UpdateRandomness
     ) -> tuple[Tensor, LossOutput]:
         """Return each agent's loss [S], to be differentiated by its weights [S, P]; and what the objective gave."""
         action_mask = () if state.action_mask is None else (state.action_mask,)
-        loss, output = vmap(self._agent_loss)(rows, (state.ema, state.target), batch, views, draws, *action_mask)
+        loss, output = vmap(self._row_loss)(rows, (state.ema, state.target), batch, views, draws, *action_mask)
         return loss, tree_map(Tensor.detach, output)
 
     def update_priorities(
-        self, state: LearnerState, replay: Replay, start: Tensor, grads: Tensor, loss: Tensor, output: LossOutput
+        self, state: LearnerState, replay: Replay, start: Tensor, grads: Grads, loss: Tensor, output: LossOutput
     ) -> Gradients:
         """Note who has diverged, and set the priorities of the sequences that began at these slots [S, B]."""
-        norms = {name: torch.linalg.vector_norm(grads[:, part], dim=1) for name, part in self._clipped.items()}
-        unclipped = grads[:, self._unclipped].sum(1)
+        norms, unclipped = self._norms(grads)
         state.diverged.logical_or_(~torch.stack([loss, *norms.values(), unclipped]).isfinite().all(0))
         priority = priority_of(output.raw_priority, self.config.replay.priority_exponent)
         replay.update_priorities(start, priority, frozen=state.diverged)
@@ -222,10 +254,23 @@ class Learner:
         shown = {f"norm_{name}": norm for name, norm in norms.items()}
         return Gradients(grads, norms, {"loss": loss, **means, **output.metrics, **shown})
 
+    def _norms(self, grads: Grads) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the norms [S] of the gradients that are clipped together; and a sum of the others, for what it is."""
+        if isinstance(grads, Tensor):
+            norms = {name: torch.linalg.vector_norm(grads[:, part], dim=1) for name, part in self._clipped.items()}
+            return norms, grads[:, self._unclipped].sum(1)
+        clip_of = {name: group.clip for name, group in self.layout.groups.items()}
+        whole = {
+            clip: torch.stack([_norm([g for name, g in mine.items() if clip_of[name] == clip]) for mine in grads])
+            for clip in (*self._clipped, None)
+        }
+        rest = whole.pop(None)
+        return {str(name): norm for name, norm in whole.items()}, rest
+
     def apply_gradients(
-        self, state: LearnerState, grads: Tensor, norms: dict[str, Tensor], learning_rate: Tensor | None = None
+        self, state: LearnerState, grads: Grads, norms: dict[str, Tensor], learning_rate: Tensor | None = None
     ) -> None:
-        """The second half: clip the gradients [S, P]; Adam; and then the targets.
+        """The second half: clip the gradients; Adam; and then the targets.
 
         The learning rate is a scalar where it changes; else it is the configuration's.
         """
@@ -246,18 +291,22 @@ class Learner:
             due = (state.count % learner.target_period == 0) & healthy
             state.target.copy_(torch.where(due, state.weights[:, self.target_columns], state.target))
 
+    def _row_loss(self, row: Tensor, *given: Any) -> tuple[Tensor, LossOutput]:
+        """Return the loss of one agent with weights [P], and its parts."""
+        return self._agent_loss(self.layout.views(row), *given)
+
     def _agent_loss(
         self,
-        row: Tensor,
+        params: dict[str, Tensor],
         targets: tuple[Tensor, Tensor],
         batch: Batch,
         views: Views,
         draws: UpdateRandomness,
         action_mask: Tensor | None = None,
     ) -> tuple[Tensor, LossOutput]:
-        """Return the loss of one agent with weights [P], and its parts."""
+        """Return the loss of one agent with these weights, and its parts."""
         ema, target = targets
-        sets = {"online": self.layout.views(row)}
+        sets = {"online": params}
         if self._has_ema:
             sets["ema"] = self.layout.views(ema, _in_ema)
         if self._has_target:
@@ -272,20 +321,26 @@ class Learner:
         kept = weight.dim() == 1 or self.layout.groups[name].fp32
         return weight if kept else weight.to(self._matmul_dtype)
 
-    def _scaled(self, grads: Tensor, scales: dict[str, Tensor]) -> Tensor:
-        """Scale the gradients [S, P] that are clipped together, each by its own [S, 1].
+    def _scaled(self, grads: Grads, scales: dict[str, Tensor]) -> Grads:
+        """Scale the gradients that are clipped together, each agent's by its own [S, 1].
 
-        A CPU does it in place. A GPU scales them where Adam reads them, and writes nothing back.
+        A CPU does it in place, and where there is something to do. A GPU scales them where Adam reads them, and writes
+        nothing back.
         """
         for name, part in self._clipped.items():
-            if self._fused:
+            if isinstance(grads, list):
+                for mine, scale in zip(grads, scales[name], strict=True):
+                    for key, grad in mine.items() if bool(scale < 1) else ():
+                        if self.layout.groups[key].clip == name:
+                            grad.mul_(scale)
+            elif self._fused:
                 grads[:, part] *= scales[name]
             else:
                 column = torch.arange(grads.shape[1], device=grads.device)
                 grads = torch.where((column >= part.start) & (column < part.stop), grads * scales[name], grads)
         return grads
 
-    def _adam(self, state: LearnerState, grads: Tensor, healthy: Tensor, learning_rate: float | Tensor) -> None:
+    def _adam(self, state: LearnerState, grads: Grads, healthy: Tensor, learning_rate: float | Tensor) -> None:
         """One step of Adam for the agents [S, 1] that are healthy; the others stay as they are."""
         learner = self.config.learner
         # On a CPU testing `diverged` is free; on a GPU it would synchronise, so a copy is always kept, which the
@@ -296,13 +351,18 @@ class Learner:
         if self._decays is not None:
             less = state.weights * (1 - learning_rate * learner.weight_decay)
             state.weights.copy_(torch.where(self._decays, less, state.weights))
+        if isinstance(grads, Tensor):
+            parts, gradients = [[row] for row in rows], [grads]
+        else:  # an agent's tensor is contiguous, a fleet's is not
+            parts = [[view for agent in row for view in self.layout.views(agent).values()] for row in rows]
+            gradients = [grad for mine in grads for grad in mine.values()]
         adam(
-            [state.weights],
-            [grads],
-            [state.first_moment],
-            [state.second_moment],
+            parts[0],
+            gradients,
+            parts[1],
+            parts[2],
             [],
-            [state.count],
+            [state.count, *(state.count.clone() for _ in parts[0][1:])],  # each is counted up
             fused=self._fused,
             foreach=False,
             capturable=not self._fused,
@@ -316,6 +376,14 @@ class Learner:
         )
         for row, kept in zip(rows, before, strict=False):
             row.copy_(torch.where(healthy, row, kept))
+
+
+def _norm(tensors: list[Tensor]) -> Tensor:
+    """Return the norm of all numbers in some tensors; 0 without any."""
+    if not tensors:
+        return torch.zeros(())
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors]))
+    return norm
 
 
 def _cast(tensors: Any, dtype: torch.dtype) -> Any:
