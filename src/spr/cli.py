@@ -23,7 +23,7 @@ from spr.config.config import Config, fields
 from spr.config.presets import PRESETS, preset_config
 from spr.envs.atari100k import game_names, reference_table
 from spr.envs.registry import family, known_games, make, named_games, own_games
-from spr.experiments import benchmark, loggers
+from spr.experiments import bench_against, benchmark, loggers
 from spr.experiments.events import to_all, write_metrics
 from spr.experiments.job_runner import FAILED, INTERRUPTED, JobRunner
 from spr.experiments.progress import Bar, Display, StopRequest, Terminal
@@ -251,6 +251,11 @@ def _shown(value: Any) -> str:
 
 def _bench(args: argparse.Namespace, console: Console) -> int:
     """Time one update, one action and one environment step of fleets, on a replay filled by random play."""
+    return _measure(args, console) if args.against is None else _compare(args, console)
+
+
+def _measure(args: argparse.Namespace, console: Console) -> int:
+    """Measure this version."""
     device, config = choose_device(args.device), preset_config(args.preset)
     precision = choose_precision(args.precision, device)
     tune(device, precision)
@@ -283,6 +288,36 @@ def _bench(args: argparse.Namespace, console: Console) -> int:
     if args.evaluation:
         rates = [f"{row['evaluation_steps_per_second']:,.0f}" for row in rows]
         console.print(f"steps of games played in a second of evaluation: {', '.join(rates)}")
+    return 0
+
+
+def _compare(args: argparse.Namespace, console: Console) -> int:
+    """Compare with an earlier version on a CPU, and print the ratios."""
+    if args.device not in ("auto", "cpu"):
+        raise UserError("--against compares versions on a CPU: leave --device out")
+    if args.rounds < 2:
+        raise UserError("--rounds takes a number of at least 2")
+    cpu = torch.device("cpu")
+    try:
+        precisions = ["fp32", choose_precision("bf16", cpu)]
+    except UserError:  # this processor has none
+        precisions = ["fp32"]
+    table = Table(box=None, header_style="bold")
+    for column in ("case", "what", f"{args.against}, ms", "this version, ms", "ratio", "quartiles"):
+        table.add_column(column, justify="left" if column in ("case", "what") else "right")
+    found = []
+    with Bar(console, "comparing", len(wanted := bench_against.cases(precisions)), "cases") as bar:
+        for result in bench_against.compare(args.against, wanted, args.rounds):
+            found.append(result)
+            bar.show(len(found), result.case.title)
+            first, third = result.spread
+            numbers = [f"{number:.2f}" for number in (result.before, result.now, result.ratio)]
+            table.add_row(result.case.title, result.case.what, *numbers, f"{first:.2f} to {third:.2f}")
+    if args.json:
+        rows = [result._asdict() | {"case": result.case.title, "what": result.case.what} for result in found]
+        print(json.dumps({"version": __version__, "against": args.against, "torch": torch.__version__, "rows": rows}))
+        return 0
+    console.print(table)
     return 0
 
 

@@ -75,6 +75,12 @@ def make_parser(functions: Mapping[str, Function]) -> argparse.ArgumentParser:
     bench_.add_argument("--preset", default="spr", help="the method to time (default: spr)")
     bench_.add_argument("--device", default="auto", help=_DEVICE_HELP)
     bench_.add_argument("--precision", default="auto", help=_PRECISION_HELP)
+    bench_.add_argument(
+        "--against",
+        metavar="REF",
+        help="on a CPU: compare with the version of a commit or tag, both in turn; prints ratios",
+    )
+    bench_.add_argument("--rounds", type=int, default=7, help="rounds of such a comparison (default: 7)")
     bench_.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
     export = commands.add_parser("export", help="write a run's agent for others")

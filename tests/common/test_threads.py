@@ -6,8 +6,10 @@ import sys
 import warnings
 
 import pytest
+import torch
 
 from spr.common import hardware, threads
+from spr.common.errors import UserError
 
 
 def python(code, **environment):
@@ -52,6 +54,26 @@ def test_nothing_is_said_where_it_is_not_too_late(monkeypatch):
         found = {}
         threads.set_wait_policy(found)
     assert found == threads._SHORT_SPIN
+
+
+def test_bf16_on_a_cpu_is_for_processors_that_compute_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(hardware, "_PROC", tmp_path)
+    for flags, can in (("fpu avx512_bf16 vme", True), ("fpu amx_bf16", True), ("fpu avx512f", False)):
+        (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
+        if can:
+            assert hardware.choose_precision("bf16", torch.device("cpu")) == "bf16"
+        else:
+            with pytest.raises(UserError, match="AVX512-BF16 or AMX"):
+                hardware.choose_precision("bf16", torch.device("cpu"))
+    assert hardware.choose_precision("auto", torch.device("cpu")) == "fp32"
+
+
+def test_an_environment_goes_back_to_what_the_user_set():
+    usual = {"HOME": "/home", "OMP_NUM_THREADS": "2"}
+    ours = dict(usual)
+    threads.set_wait_policy(ours)
+    assert threads.as_the_user_set(ours) == usual
+    assert threads.as_the_user_set(usual | {"GOMP_SPINCOUNT": "7"}) == usual | {"GOMP_SPINCOUNT": "7"}
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,17 @@ processes on two cores an update of SPR took seventy times as long. With a short
 import os
 import sys
 import warnings
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 _BY_USER = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # any of these is the user's own choice
 # Of GNU's OpenMP, which PyTorch's builds for Linux bring, in rounds of a loop; of Intel's and LLVM's, in milliseconds.
 _SHORT_SPIN = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
+
+
+def as_the_user_set(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what `set_wait_policy` has added to it."""
+    ours = all(environment.get(name) == value for name, value in _SHORT_SPIN.items())
+    return {name: value for name, value in environment.items() if not (ours and name in _SHORT_SPIN)}
 
 
 def set_wait_policy(environment: MutableMapping[str, str] = os.environ) -> None:
