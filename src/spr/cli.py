@@ -306,7 +306,12 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     for column in ("case", "what", f"{args.against}, ms", "this version, ms", "ratio", "quartiles"):
         table.add_column(column, justify="left" if column in ("case", "what") else "right")
     found = []
-    with Bar(console, "comparing", len(wanted := bench_against.cases(precisions)), "cases") as bar:
+    with Bar(
+        Terminal(stderr=True) if args.json else console,
+        "comparing",
+        len(wanted := bench_against.cases(precisions)),
+        "cases",
+    ) as bar:
         for result in bench_against.compare(args.against, wanted, args.rounds):
             found.append(result)
             bar.show(len(found), result.case.title)

@@ -28,10 +28,10 @@ SHOW = "import os; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('OMP_W
 
 
 def test_threads_wait_asleep_from_the_first_import_on():
-    assert python(f"import spr; {SHOW}") == ("1000 None", "")
+    assert python(f"import spr; {SHOW}") == ("10000 None", "")
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
     code = f"import spr, sys; sys.argv = ['', {SHOW!r}]; {child}"
-    assert python(code)[0] == "1000 None"
+    assert python(code)[0] == "10000 None"
 
 
 def test_what_the_user_has_set_stays():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import CPU, World, small
 
+from spr.agent import auxiliary_losses, encoders
 from spr.training import agent_gradients
 from spr.training.agent_gradients import AgentGradients
 
@@ -42,3 +43,14 @@ def test_an_agent_by_itself_is_computed_in_the_callers_thread():
     compute = AgentGradients(lambda x: x)
     compute(torch.zeros(1, 2, device=CPU))
     assert compute._pool is None
+
+
+@pytest.mark.parametrize("part", ["learner.aux_loss", "network.encoder"])
+def test_what_a_plug_in_registers_is_not_traced(monkeypatch, part):
+    monkeypatch.setattr(agent_gradients, "_UNTRACED", 0)
+    monkeypatch.setitem(auxiliary_losses._KNOWN, "mine", auxiliary_losses.spr)
+    monkeypatch.setitem(encoders._ENCODERS, "mine", encoders._ENCODERS["standard"])
+    ours, theirs = (World(small(**THREE, **change), [0]) for change in ({}, {part: "mine"}))
+    for world in (ours, theirs):
+        world.update()
+    assert [world.learner._fleet_gradients._traced is None for world in (ours, theirs)] == [False, True]

@@ -81,6 +81,7 @@ def uniformity(projected: Tensor) -> Tensor:
 _KNOWN: dict[str, Loss] = {"spr": spr, "quadratic": quadratic, "contrastive": contrastive, "bilinear": bilinear}
 
 
+_BUILT_IN = frozenset(_KNOWN)
 _TAKEN = ("rl", "uniformity", "loss")  # by other losses, beside which it is logged
 
 
@@ -99,6 +100,11 @@ def register(name: str) -> Callable[[Loss], Loss]:
 def known() -> list[str]:
     """Return the names of all auxiliary losses."""
     return list(_KNOWN)
+
+
+def is_built_in(name: str) -> bool:
+    """Say whether a loss is one of this package's, which are functions of their tensors and look at no values."""
+    return name in _BUILT_IN
 
 
 def check_names(config: Config) -> None:

@@ -167,6 +167,14 @@ _ENCODERS: dict[str, Callable[..., Encoder]] = {
 }
 
 
+_BUILT_IN = frozenset(_ENCODERS)
+
+
+def is_built_in(name: str) -> bool:
+    """Say whether an encoder is one of this package's, which look at no values of their tensors."""
+    return name in _BUILT_IN
+
+
 def register(name: str) -> Callable[[Callable[..., Encoder]], Callable[..., Encoder]]:
     """Register a custom encoder as `network.encoder=NAME`: a class or function of an image's shape.
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping
 
 _BY_USER = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # any of these is the user's own choice
 # Of GNU's OpenMP, which PyTorch's builds for Linux bring, in rounds of a loop; of Intel's and LLVM's, in milliseconds.
-_SHORT_SPIN = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
+_SHORT_SPIN = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
 
 
 def as_the_user_set(environment: Mapping[str, str]) -> dict[str, str]:

@@ -121,7 +121,7 @@ def _source_of(reference: str) -> Iterator[Path]:
     """Yield a folder with the package as it was at a commit."""
     with tempfile.TemporaryDirectory(prefix="spr-") as folder:
         archive = subprocess.run(
-            ["git", "-C", str(_SOURCE), "archive", reference, "--", "src"], capture_output=True, check=False
+            ["git", "-C", str(_SOURCE.parent), "archive", reference, "--", "src"], capture_output=True, check=False
         )
         if archive.returncode:
             reason = " ".join(archive.stderr.decode(errors="replace").split())

@@ -22,9 +22,9 @@ _UNTRACED = 200  # updates before it is traced: tests and short runs do without
 class AgentGradients:
     """Applies a function to each agent's part of its arguments."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        """Take a function of one agent that several threads may call at once."""
-        self._function = function
+    def __init__(self, function: Callable[..., Any], traceable: bool = True) -> None:
+        """Take a function of one agent that several threads may call at once, and whether it looks at no values."""
+        self._function, self._traceable = function, traceable
         self._calls = 0
         self._traced: Traced | None = None
         self._pool: ThreadPoolExecutor | None = None
@@ -38,7 +38,7 @@ class AgentGradients:
             return self._function(*tree_unflatten(tensors, spec))
 
         compute: Callable[..., Any] = of_agent
-        if self._calls >= _UNTRACED:
+        if self._traceable and self._calls >= _UNTRACED:
             self._traced = compute = self._traced or Traced(of_agent, each[0])
         self._calls += 1
         if len(each) == 1:

@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_map
 
 from spr.agent.action_padding import action_masks, pad_actions
 from spr.agent.augmentation import Views, make_views
+from spr.agent.auxiliary_losses import is_built_in as losses_are_ours
+from spr.agent.encoders import is_built_in as encoder_is_ours
 from spr.agent.networks import CLIPS, Group, Networks, networks_without_weights
 from spr.agent.objective import LossOutput, Objective, importance_weighted
 from spr.agent.parameter_layout import Layout
@@ -110,7 +112,9 @@ class Learner:
         # On a CPU the library's own fused Adam; on a GPU its plain one, which the compiler fuses with clipping.
         self._fused = device.type == "cpu"
         self._in_turn = each_agent.takes_turns(device)
-        self._fleet_gradients = AgentGradients(self._agent_gradients)
+        # What a plug-in registers may look at values, which a trace would freeze.
+        ours = losses_are_ours(config.learner.aux_loss) and encoder_is_ours(config.network.encoder)
+        self._fleet_gradients = AgentGradients(self._agent_gradients, traceable=ours)
         self._has_ema = bool(config.target_offsets) and config.learner.ema_decay > 0
         self._averaged = config.learner.average > 0
         self._has_target = config.learner.target_period > 1 or self._averaged
