@@ -1,7 +1,7 @@
 """Owns how the threads of one computation wait for each other, which must be said before PyTorch is loaded.
 
-OpenMP's threads spin while they wait. On a busy machine they spin on cores that the others need: beside two busy
-processes on two cores an update of SPR took seventy times as long. With a short spin they go to sleep instead.
+OpenMP's threads spin while they wait. On a busy machine they spin on cores that the others need. After a shorter spin
+they go to sleep instead; one of 10,000 rounds costs nothing on a quiet machine (docs/explanation/cpu.md).
 """
 
 import os

@@ -18,11 +18,16 @@ def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1, padding: int = 0, relu: bool = False
 ) -> Tensor:
     """Convolve [B, H, W, C] to [B, H', W', out], add a bias, and take the ReLU, as far as wanted."""
-    made: Tensor = _Convolution.apply(x.permute(0, 3, 1, 2), weight, bias, stride, padding, relu)
+    given = x.permute(0, 3, 1, 2), weight, bias, stride, padding, relu
+    made: Tensor = _Convolution.apply(*given) if torch.is_grad_enabled() else _forward(*given)
     return made.permute(0, 2, 3, 1)
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, relu: bool) -> Tensor:
+    """Convolve [B, C, H, W], with products in the dtype of the weight."""
+    # Pixels as they are drawn are channels first, which oneDNN reads as fast where there are few channels.
+    weight = weight if x.is_contiguous() else weight.contiguous(memory_format=_LAST)
+    x, bias = x.to(weight.dtype), None if bias is None else bias.to(weight.dtype)
     if _convolution is None:
         made = F.conv2d(x, weight, bias, stride, padding)
         return made.relu_() if relu else made
@@ -38,10 +43,8 @@ class _Convolution(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, relu: bool
     ) -> Tensor:
-        x, plain = x.to(weight.dtype), x.is_contiguous()
-        # Pixels as they are drawn are channels first, which oneDNN reads as fast where there are few channels.
-        laid_out = weight if plain else weight.contiguous(memory_format=_LAST)
-        y = _forward(x, laid_out, None if bias is None else bias.to(weight.dtype), stride, padding, relu)
+        x = x.to(weight.dtype)
+        y = _forward(x, weight, bias, stride, padding, relu)
         ctx.save_for_backward(x, weight, *([y] if relu else []))
         ctx.rule = stride, padding, bias is not None
         return y

@@ -6,14 +6,18 @@ The plain twin is `torch.nn.functional.linear`. Shapes: B batch.
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # Of one matrix by another, with what is added to each row; PyTorch's own layers use it where they are compiled.
+_FEW = 8  # rows, such as those of acting, for which the library's own choice is faster
 _linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return a @ b.T + bias of [B, in], [out, in] and [out], in float32; the product is taken in the dtype of b."""
+    if b.dtype == torch.float32 and len(a) < _FEW:
+        return F.linear(a, b, bias)
     if b.dtype == torch.float32 and _linear is not None:
         made: Tensor = _linear(a, b, bias, "none", [], "")
         return made
@@ -44,5 +48,7 @@ class _Linear(torch.autograd.Function):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x @ weight.T + bias, [B, out] in float32, of [B, in] in float32."""
+    if not torch.is_grad_enabled():
+        return product(x.to(weight.dtype), weight, bias)
     made: Tensor = _Linear.apply(x, weight, bias)
     return made
