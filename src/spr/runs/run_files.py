@@ -83,9 +83,9 @@ def refuse_taken(paths: Sequence[Path], overwrite: bool) -> None:
         if found and not overwrite:
             if (holder := worked_on_by(path)) is not None:
                 raise _held(path, holder)
-            kind = "a finished" if "result.json" in found else "an unfinished"
+            kind, resumed = ("a finished", "keeps") if "result.json" in found else ("an unfinished", "continues")
             raise UserError(
-                f"{path} holds {kind} run: --resume continues it, --overwrite replaces it, --name stores another one"
+                f"{path} holds {kind} run: --resume {resumed} it, --overwrite replaces it, --name stores another one"
             )
 
 
