@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_FEW = 8  # fewer rows, such as those of acting, are left to the library's own choice
 # Of one matrix by another, with what is added to each row; PyTorch's own layers use it where they are compiled.
-_FEW = 8  # rows, such as those of acting, for which the library's own choice is faster
 _linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
